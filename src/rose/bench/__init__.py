@@ -1,0 +1,1 @@
+"""Load generators, traces and the statistics of what they measure."""

@@ -1,0 +1,175 @@
+"""The node's TOML file. Unknown keys and impossible values are refused in one sentence."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rose import models
+from rose.cluster.device import Device, parse_device
+from rose.executor.admission import RULES
+from rose.executor.latency import Profile, Step
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+ENGINE_OVERHEAD = 700 << 20
+"""Resident bytes of a vLLM CPU process beside weights and KV (imports, buffers), measured."""
+
+
+class ConfigError(Exception):
+    """One sentence that names the field or file."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineConfig(_Strict):
+    model: str
+    port: Port = 0
+    """0 picks a free port."""
+    dtype: str = "auto"
+    """auto: float32 on CPU devices (see docs/executor.md), the model's own elsewhere."""
+    max_model_len: int = Field(2048, ge=16)
+    max_seqs: int = Field(32, ge=1)
+    block_size: int = Field(16, ge=1)
+    args: list[str] = []
+    """Further vLLM options, passed on unchanged."""
+
+    @field_validator("model")
+    @classmethod
+    def _model_exists(cls, value: str) -> str:
+        if value not in models.MAKERS:
+            models.resolve(value)
+        return value
+
+
+class ServingConfig(EngineConfig):
+    ttft_ms: float = Field(gt=0)
+    tpot_ms: float = Field(gt=0)
+    credit_ms: float = Field(2000.0, ge=0)
+    slo_margin: float = Field(0.2, ge=0, lt=1)
+    attach: str | None = None
+    """URL of a serving engine that already runs with rose's options; the node will not start one."""
+
+
+class RolloutConfig(EngineConfig):
+    rule: str = "rose"
+    preemption: Literal["auto", "idle", "none"] = "auto"
+    memory_policy: Literal["aimd", "halve_and_freeze"] = "aimd"
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, value: str) -> str:
+        if value not in RULES:
+            raise ValueError(f"is {value!r}, must be one of {', '.join(RULES)}")
+        return value
+
+
+class NodeConfig(_Strict):
+    device: str = "cpu:0"
+    kv_gb: float = Field(1.0, gt=0)
+    """Physical KV memory that the engines of the device share."""
+    headroom: float = Field(0.2, ge=0, lt=1)
+    page: Path | None = None
+    host: str = "127.0.0.1"
+    port: Port = 8300
+    secret: str | None = None
+    log_dir: Path = Path("rose-logs")
+    restart_rollout: bool = True
+    serving: ServingConfig | None = None
+    """None: a dedicated rollout device."""
+    rollout: RolloutConfig
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        parse_device(value)
+        return value
+
+    @model_validator(mode="after")
+    def _safe(self) -> NodeConfig:
+        if not _loopback(self.host) and not self.secret:
+            raise ValueError(f"host {self.host} is not loopback: set `secret`")
+        return self
+
+    @property
+    def kv_total(self) -> int:
+        return int(self.kv_gb * (1 << 30))
+
+    @property
+    def where(self) -> Device:
+        return parse_device(self.device)
+
+    @property
+    def page_path(self) -> Path:
+        return self.page or Path(f"/dev/shm/rose-{self.device.replace(':', '')}-{os.getuid()}")
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def load(path: Path) -> NodeConfig:
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return parse(content, str(path))
+
+
+def parse(content: dict[str, Any], source: str) -> NodeConfig:
+    try:
+        return NodeConfig.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "file"
+        message = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{source}: {field}: {message}") from error
+
+
+def check_fits(config: NodeConfig) -> None:
+    """Refuse models that cannot live beside each other in this host's memory."""
+    if config.where.gpu is not None:
+        return
+    engines = {"serving": config.serving, "rollout": config.rollout}
+    needed = config.kv_total
+    parts = [f"kv_gb {config.kv_gb:g} GiB"]
+    for name, engine in engines.items():
+        if engine is None or (isinstance(engine, ServingConfig) and engine.attach):
+            continue
+        weights = models.weight_bytes(models.resolve(engine.model), engine.dtype)
+        needed += weights + ENGINE_OVERHEAD
+        parts.append(f"{name}.model {weights / (1 << 30):.1f} GiB")
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise ConfigError(
+            f"kv_gb and the models do not fit on {config.device}: {', '.join(parts)} and "
+            f"{ENGINE_OVERHEAD >> 20} MiB per engine need {needed / (1 << 30):.1f} GiB, "
+            f"{available / (1 << 30):.1f} GiB are available"
+        )
+
+
+def check_slo(serving: ServingConfig, profile: Profile) -> None:
+    """Refuse promises that the engine cannot keep even when it is alone."""
+    best_first = profile.mean(Step(1, 0, 0)) * 1e3
+    best_next = profile.mean(Step(0, 1, 1)) * 1e3
+    for field, promised, best in (
+        ("serving.ttft_ms", serving.ttft_ms, best_first),
+        ("serving.tpot_ms", serving.tpot_ms, best_next),
+    ):
+        if promised * (1 - serving.slo_margin) < best:
+            raise ConfigError(
+                f"{field} of {promised:g} ms is impossible: the profile's best case is "
+                f"{best:.0f} ms, and slo_margin keeps {serving.slo_margin:.0%} of the promise back"
+            )

@@ -1,0 +1,190 @@
+"""One vLLM server as a child process: its command, its start, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from rose import models
+from rose.cluster.config import ConfigError, EngineConfig, NodeConfig, ServingConfig
+from rose.executor.page import process_start
+
+READY_S = 180.0
+"""An engine that is not healthy after three minutes will not be."""
+STOP_S = 10.0
+ROLLOUT_OOM_SCORE = 900
+"""The kernel's out-of-memory killer takes the rollout engine first."""
+
+
+def command(config: NodeConfig, role: str, port: int, options: Mapping[str, Any]) -> list[str]:
+    """The plain vLLM command of an engine; everything rose adds is an ordinary option."""
+    engine: EngineConfig | None = config.serving if role == "serving" else config.rollout
+    assert engine is not None
+    on_cpu = config.where.gpu is None
+    share = 1.0 if role == "serving" or config.serving is None else 1.0 - config.headroom
+    scheduler = {
+        ("serving", True): "rose.executor.vllm.serving.ServingScheduler",
+        ("serving", False): "rose.executor.vllm.serving.AsyncServingScheduler",
+    }.get((role, on_cpu), "rose.executor.vllm.rollout.RolloutScheduler")
+    dtype = "float32" if engine.dtype == "auto" and on_cpu else engine.dtype
+    words = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(models.resolve(engine.model)), "--served-model-name", engine.model),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", dtype, "--max-model-len", str(engine.max_model_len)),
+        *("--max-num-seqs", str(engine.max_seqs), "--block-size", str(engine.block_size)),
+        *("--kv-cache-memory-bytes", str(int(share * config.kv_total))),
+        *("--scheduler-cls", scheduler),
+        *("--additional-config", json.dumps({"rose": dict(options)})),
+    ]
+    if on_cpu:
+        words += [
+            *("--worker-cls", "rose.executor.vllm.worker.ElasticWorker"),
+            "--distributed-executor-backend",
+            "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+            "--enforce-eager",
+        ]
+    if role == "rollout":
+        words += ["--no-async-scheduling", "--max-num-batched-tokens", "512", "--enable-scale-out"]
+    return [*words, *engine.args]
+
+
+def environment(config: NodeConfig, role: str) -> dict[str, str]:
+    extra = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if config.where.gpu is not None:
+        extra["CUDA_VISIBLE_DEVICES"] = str(config.where.gpu)
+    else:
+        extra["OMP_NUM_THREADS"] = str(len(config.where.cores))
+    if role == "rollout":
+        extra["VLLM_SERVER_DEV_MODE"] = "1"  # weight and pause routes; bound to loopback
+    return {**os.environ, **extra}
+
+
+class Engine:
+    """A running engine: one we started, or one that was there before us (`adopt`)."""
+
+    def __init__(self, role: str, url: str, pid: int, log: Path | None) -> None:
+        self.role = role
+        self.url = url
+        self.pid = pid
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = process_start(pid)
+
+    @classmethod
+    def start(cls, config: NodeConfig, role: str, port: int, options: Mapping[str, Any]) -> Engine:
+        config.log_dir.mkdir(parents=True, exist_ok=True)
+        log = config.log_dir / f"{role}.log"
+        with log.open("ab") as sink:
+            process = subprocess.Popen(
+                command(config, role, port, options),
+                env=environment(config, role),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                # Same POSIX session as the other engine (autogroup), own group (no Ctrl-C).
+                process_group=0,
+                preexec_fn=_before_exec(config, role),
+            )
+        engine = cls(role, f"http://127.0.0.1:{port}", process.pid, log)
+        engine._process = process
+        return engine
+
+    @property
+    def alive(self) -> bool:
+        if self._process is not None:
+            self._process.poll()  # reaps it
+        return self._started is not None and process_start(self.pid) == self._started
+
+    async def healthy(self, session: aiohttp.ClientSession) -> bool:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            timeout = aiohttp.ClientTimeout(total=2)
+            async with session.get(f"{self.url}/health", timeout=timeout) as answer:
+                return answer.status == 200
+        return False
+
+    async def ready(self, session: aiohttp.ClientSession) -> None:
+        deadline = time.monotonic() + READY_S
+        while not await self.healthy(session):
+            if not self.alive:
+                raise ConfigError(f"the {self.role} engine ended at start: {self.last_words()}")
+            if time.monotonic() > deadline:
+                raise ConfigError(f"the {self.role} engine is not healthy after {READY_S:.0f} s")
+            await asyncio.sleep(0.25)
+
+    def last_words(self) -> str:
+        """The line of the log that most likely says what went wrong."""
+        if self.log is None or not self.log.exists():
+            return "no log"
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        telling = [line for line in lines if "Error" in line and "Traceback" not in line]
+        return f"{(telling or lines or ['no output'])[-1].strip()[-300:]} (see {self.log})"
+
+    def family(self) -> list[psutil.Process]:
+        try:
+            top = psutil.Process(self.pid)
+            return [top, *top.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    async def stop(self, also: int | None = None, gently: bool = True) -> None:
+        """End the engine and every process below it; `also` is its core, should it be orphaned."""
+        members = self.family()
+        if also is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                members.append(psutil.Process(also))
+        if gently and self.alive:
+            os.kill(self.pid, signal.SIGTERM)
+            deadline = time.monotonic() + STOP_S
+            while any(m.is_running() for m in members) and time.monotonic() < deadline:
+                if self._process is not None:
+                    self._process.poll()
+                members = [m for m in members if m.is_running() and m.status() != "zombie"]
+                await asyncio.sleep(0.05)
+        for member in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+
+
+def _before_exec(config: NodeConfig, role: str) -> Callable[[], None]:
+    device = config.where
+
+    def prepare() -> None:
+        if device.cores:
+            os.sched_setaffinity(0, device.host_cores)
+        if role == "rollout":
+            Path("/proc/self/oom_score_adj").write_text(str(ROLLOUT_OOM_SCORE))
+
+    return prepare
+
+
+def free_port(wanted: int, field: str, host: str = "127.0.0.1") -> int:
+    """A port that can be bound now; a taken one is the user's error."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted))
+        except OSError as error:
+            raise ConfigError(f"{field} {wanted} is in use on {host}") from error
+        return int(probe.getsockname()[1])
+
+
+def attached(serving: ServingConfig) -> Engine:
+    """The serving engine of an SRE: watched, never started or stopped by us."""
+    assert serving.attach is not None
+    return Engine("serving", serving.attach.rstrip("/"), 0, None)

@@ -1,0 +1,166 @@
+"""What the processes of a device tell each other on the page. Plain numbers, one writer each.
+
+`ServingFacts` by the serving engine, `RolloutFacts` by the rollout engine, `NodeOrders` by the node
+agent. Times are seconds of CLOCK_MONOTONIC (shared by all processes of a host), sizes are bytes.
+`implausible` is what stands between a lying or corrupted half and a decision based on it.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from functools import cache
+
+import msgspec
+
+NEVER = math.inf
+"""Deadline of a request that does not exist."""
+
+MAX_SECONDS = 3600.0
+"""No prediction of a step is longer than an hour; a larger number is a lie or garbage."""
+
+MAX_BYTES = 1 << 50
+"""No device holds a pebibyte of KV; a larger number is a lie or garbage."""
+
+
+class LeaseState(IntEnum):
+    """Where a device's rollout engine is in its life. See `lifecycle`."""
+
+    DORMANT = 0
+    ACTIVATING = 1
+    ACTIVE = 2
+    DRAINING = 3
+
+
+class ServingFacts(msgspec.Struct, frozen=True):
+    """One scheduler tick of the serving engine."""
+
+    tick: int = 0
+    running: int = 0
+    waiting: int = 0
+    decode_deadline: float = NEVER
+    """The tightest next-token deadline of the running requests, with credit."""
+    prefill_deadline: float = NEVER
+    """The tightest first-token deadline of the requests still without one."""
+    tight_decode_deadline: float = NEVER
+    """The same without credit: what the paper's rule looks at."""
+    next_step_s: float = 0.0
+    """Upper bound of the next serving step, with all that is here now."""
+    clear_s: float = 0.0
+    """Upper bound until every waiting request has its first token."""
+    next_step_with_new_s: float = 0.0
+    """`next_step_s` if a worst-case new request joins."""
+    clear_with_new_s: float = 0.0
+    """`clear_s` if a worst-case new request joins."""
+    step_ends: float = 0.0
+    """Predicted latest end of the step in flight; 0 when there is none."""
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    kv_used: int = 0
+    """Bytes of blocks that requests hold now."""
+    kv_need: int = 0
+    """`kv_used` and what the waiting requests still need."""
+    kv_quota: int = 0
+    """Bytes serving may use at most, already in force."""
+    kv_acked: int = 0
+    """Latest claim revision of the rollout engine that `kv_quota` respects."""
+    kv_max: int = 0
+    """Virtual size of serving's KV cache."""
+    worst_prompt: int = 0
+    """Tokens of the worst-case new prompt (recent upper percentile)."""
+    overhead_us: float = 0.0
+    latency_error: float = 0.0
+    latency_coverage: float = 1.0
+
+    @property
+    def busy(self) -> bool:
+        return self.running > 0 or self.waiting > 0
+
+    def implausible(self) -> str | None:
+        return _absurd(self) or _first(
+            (self.kv_used > self.kv_max, "kv_used above kv_max"),
+            (self.kv_quota > self.kv_max, "kv_quota above kv_max"),
+            (self.ttft_s <= 0 or self.tpot_s <= 0, "an SLO of zero"),
+            (self.running > 1_000_000 or self.waiting > 1_000_000, "a million requests"),
+        )
+
+
+class RolloutFacts(msgspec.Struct, frozen=True):
+    """One scheduler tick of the rollout engine."""
+
+    tick: int = 0
+    state: int = LeaseState.DORMANT
+    epoch: int = 0
+    """Latest epoch of the node's orders that has been carried out."""
+    running: int = 0
+    waiting: int = 0
+    step_ends: float = 0.0
+    preemptible: int = 0
+    """1 when the kernel runs serving before a rollout step already begun."""
+    granted: int = 0
+    granted_tokens: int = 0
+    refused_busy: int = 0
+    refused_decode: int = 0
+    refused_prefill: int = 0
+    refused_arrival: int = 0
+    refused_page: int = 0
+    refused_state: int = 0
+    kv_claim: int = 0
+    """Bytes rollout holds or is about to hold."""
+    kv_revision: int = 0
+    """Counts up whenever `kv_claim` changes."""
+    kv_used: int = 0
+    kv_resident: int = 0
+    """Bytes of blocks not parked: what physically can be resident."""
+    kv_max: int = 0
+    kv_cuts: int = 0
+    kv_grown: int = 0
+    ended_reclaimed: int = 0
+    ended_revoked: int = 0
+    preempted: int = 0
+    reclaim_last_ms: float = 0.0
+    step_last_ms: float = 0.0
+    overhead_us: float = 0.0
+    latency_error: float = 0.0
+    latency_coverage: float = 1.0
+
+    def implausible(self) -> str | None:
+        return _absurd(self) or _first(
+            (self.kv_claim > self.kv_max, "kv_claim above kv_max"),
+            (self.state > max(LeaseState), "an unknown state"),
+        )
+
+
+class NodeOrders(msgspec.Struct, frozen=True):
+    """What the node agent wants of the rollout engine."""
+
+    epoch: int = 0
+    state: int = LeaseState.DORMANT
+    """The state to reach: DORMANT, ACTIVE, or DRAINING (finish what runs, take nothing new)."""
+
+    def implausible(self) -> str | None:
+        return _absurd(self) or _first((self.state > max(LeaseState), "an unknown state"))
+
+
+def _first(*checks: tuple[bool, str]) -> str | None:
+    return next((why for wrong, why in checks if wrong), None)
+
+
+@cache
+def _limits(kind: type[msgspec.Struct]) -> tuple[tuple[str, float], ...]:
+    """Name and largest believable value of every field."""
+
+    def limit(name: str) -> float:
+        if name.startswith("kv_"):
+            return MAX_BYTES
+        return MAX_SECONDS if name.endswith("_s") else math.inf
+
+    return tuple((name, limit(name)) for name in kind.__struct_fields__)
+
+
+def _absurd(facts: msgspec.Struct) -> str | None:
+    values = msgspec.structs.astuple(facts)
+    for (name, most), value in zip(_limits(type(facts)), values, strict=True):
+        if not 0 <= value <= most:
+            return f"{name} is {value}"
+    return None

@@ -1,0 +1,172 @@
+"""How long an engine step takes: a profiled line, corrected online, with an upper bound.
+
+    step seconds = c0 + c1 * prefill tokens + c2 * decode sequences + c3 * context tokens
+
+`rose profile` fits the coefficients (non-negative least squares on relative error). A running
+engine feeds every step it takes into `Tracker.observe`; the last `WINDOW` ratios measured/predicted
+give the correction. Admission uses `upper`, the `QUANTILE` of those ratios times the line, never
+the mean. The tracker keeps score of itself: `error` (median relative error of the mean) and
+`coverage` (share of steps that stayed under the bound predicted for them).
+
+Seconds are *device* seconds: on CPU the thread's CPU time, because under SCHED_IDLE the wall clock
+of a preempted step says nothing about its cost.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+WINDOW = 256
+"""Steps remembered: long enough for a 99th percentile, short enough to follow a slower phase."""
+QUANTILE = 0.99
+"""Share of steps that must stay under the bound."""
+TRUSTED_AFTER = 64
+"""Until this many steps are seen the profile's own margin is a floor of the bound."""
+MIN_MARGIN = 1.02
+"""A bound is never tighter than this: clocks and schedulers jitter by a percent or two."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one engine step computes."""
+
+    prefill: int
+    decode: int
+    context: int
+    """Tokens already in the KV cache of the scheduled requests, which attention reads."""
+
+    @property
+    def tokens(self) -> int:
+        return self.prefill + self.decode
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The fitted line of one model on one device, as saved by `rose profile`."""
+
+    model: str
+    device: str
+    fixed_s: float
+    per_prefill_s: float
+    per_decode_s: float
+    per_context_s: float
+    margin: float
+    """`QUANTILE` of measured/predicted over the profiling run."""
+    error: float
+    """Median relative error over the profiling run."""
+    steps: int = 0
+
+    def mean(self, step: Step) -> float:
+        if not step.tokens:
+            return 0.0
+        return (
+            self.fixed_s
+            + self.per_prefill_s * step.prefill
+            + self.per_decode_s * step.decode
+            + self.per_context_s * step.context
+        )
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Profile:
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"latency profile {path}: {error}") from error
+
+
+def fit(model: str, device: str, steps: list[tuple[Step, float]]) -> Profile:
+    """The line through measured steps, by non-negative least squares on the relative error."""
+    if len(steps) < 8:
+        raise ValueError(f"a latency profile needs at least 8 measured steps, got {len(steps)}")
+    rows = np.array([[1.0, s.prefill, s.decode, s.context] for s, _ in steps])
+    seconds = np.array([t for _, t in steps])
+    coefficients = _non_negative(rows / seconds[:, None], np.ones(len(steps)))
+    ratios = seconds / np.maximum(rows @ coefficients, 1e-9)
+    return Profile(
+        model,
+        device,
+        *(float(c) for c in coefficients),
+        margin=max(MIN_MARGIN, float(np.quantile(ratios, QUANTILE))),
+        error=float(np.median(np.abs(ratios - 1.0))),
+        steps=len(steps),
+    )
+
+
+def _non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Least squares with coefficients >= 0: drop the most negative one until none is left."""
+    keep = list(range(a.shape[1]))
+    while True:
+        solution = np.linalg.lstsq(a[:, keep], b, rcond=None)[0]
+        if (solution >= 0).all():
+            full = np.zeros(a.shape[1])
+            full[keep] = solution
+            return full
+        del keep[int(np.argmin(solution))]
+
+
+class Tracker:
+    """A profile that follows the running engine. Not thread-safe; one per engine."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._seen = 0
+        self._covered = 0
+
+    def mean(self, step: Step) -> float:
+        return self.profile.mean(step) * self._ratio(0.5, otherwise=1.0)
+
+    @property
+    def margin(self) -> float:
+        recent = self._ratio(QUANTILE, otherwise=self.profile.margin)
+        if len(self._sorted) < TRUSTED_AFTER:
+            recent = max(recent, self.profile.margin)
+        return max(recent, MIN_MARGIN)
+
+    def upper(self, step: Step) -> float:
+        return self.profile.mean(step) * self.margin
+
+    def prefill_within(self, seconds: float, decode: int, context: int) -> int:
+        """Most prefill tokens that a step with `decode` sequences can take and stay in time."""
+        spare = seconds / self.margin - self.profile.mean(Step(1, decode, context))
+        if spare < 0:
+            return 0
+        per_token = self.profile.per_prefill_s
+        return 1 + (int(spare / per_token) if per_token else 1 << 30)
+
+    def observe(self, step: Step, seconds: float) -> None:
+        predicted = self.profile.mean(step)
+        if predicted <= 0 or seconds <= 0:
+            return
+        self._seen += 1
+        self._covered += seconds <= self.upper(step)
+        ratio = seconds / predicted
+        self._recent.append(ratio)
+        insort(self._sorted, ratio)
+        if len(self._recent) > WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+
+    def _ratio(self, quantile: float, otherwise: float) -> float:
+        if not self._sorted:
+            return otherwise
+        return self._sorted[min(len(self._sorted) - 1, int(quantile * len(self._sorted)))]
+
+    @property
+    def error(self) -> float:
+        """Median relative error of `profile.mean`, before correction."""
+        return abs(self._ratio(0.5, otherwise=1.0) - 1.0)
+
+    @property
+    def coverage(self) -> float:
+        return self._covered / self._seen if self._seen else 1.0

@@ -1,0 +1,238 @@
+"""The control page: one small shared-memory file through which a device's processes see each other.
+
+Layout (little endian, all offsets fixed, `LAYOUT` counts changes of it):
+
+    0     header    magic, layout, size, physical KV bytes, device name
+    128   bells     four 32-bit words, one per waiter; rung by whoever has news for it
+    256   serving   section written by the serving engine only
+    1024  rollout   section written by the rollout engine only
+    1792  node      section written by the node agent only
+    2560  end
+
+A section is `sequence, crc32, pid, pid's start time` and a packed facts record. The sequence is odd
+while its writer is writing; a reader that sees an odd sequence or a wrong checksum looks again, and
+after a few looks calls the section unreadable. Reads and writes are `pread`/`pwrite`, not loads and
+stores: a page that someone truncates gives a short read instead of SIGBUS in the serving engine.
+Waiting is by futex on the bell words; nobody polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from rose.executor import futex
+from rose.executor.facts import NodeOrders, RolloutFacts, ServingFacts
+
+MAGIC = b"ROSEPAGE"
+LAYOUT = 1
+SIZE = 2560
+BELLS = 128
+BELL = {"serving": BELLS, "gate": BELLS + 4, "watch": BELLS + 8, "node": BELLS + 12}
+"""serving: the rollout's claim changed. gate: serving's facts changed. watch: serving needs memory,
+or the node gave an order. node: the rollout engine carried out an order."""
+SECTION = {"serving": 256, "rollout": 1024, "node": 1792}
+SECTION_SIZE = 768
+READ_ATTEMPTS = 8
+"""A writer holds its section for microseconds; eight looks outlast any live writer."""
+
+_HEADER = struct.Struct("<8sIIQ64s")
+_PREFIX = struct.Struct("<IIQQ")
+_BELL = struct.Struct("<I")
+
+F = TypeVar("F", ServingFacts, RolloutFacts, NodeOrders)
+
+
+class PageError(Exception):
+    """The page cannot be used; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The process that wrote a section: a pid alone may have been given to another process."""
+
+    pid: int
+    started: int
+
+    @property
+    def alive(self) -> bool:
+        return self.pid > 0 and process_start(self.pid) == self.started
+
+
+@dataclass(frozen=True)
+class Reading(Generic[F]):
+    facts: F
+    writer: Writer
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a live process in clock ticks; None when it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    after_name = stat.rpartition(")")[2].split()
+    return None if after_name[0] in ("Z", "X") else int(after_name[19])
+
+
+class _Codec(Generic[F]):
+    def __init__(self, kind: type[F]) -> None:
+        defaults = msgspec.structs.astuple(kind())
+        codes = ["d" if isinstance(value, float) else "q" for value in defaults]
+        self.kind = kind
+        self.struct = struct.Struct("<" + "".join(codes))
+        assert _PREFIX.size + self.struct.size <= SECTION_SIZE
+
+    def pack(self, facts: F) -> bytes:
+        return self.struct.pack(*msgspec.structs.astuple(facts))
+
+    def unpack(self, payload: bytes) -> F:
+        return self.kind(*self.struct.unpack(payload))
+
+
+_CODECS: dict[str, _Codec[Any]] = {
+    "serving": _Codec(ServingFacts),
+    "rollout": _Codec(RolloutFacts),
+    "node": _Codec(NodeOrders),
+}
+
+
+class Page:
+    """An open page. `create` makes the file, `open` attaches to an existing one."""
+
+    def __init__(self, path: Path, descriptor: int, kv_total: int, device: str) -> None:
+        self.path = path
+        self.kv_total = kv_total
+        self.device = device
+        self._fd = descriptor
+        self._map = mmap.mmap(descriptor, SIZE)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._sequence = dict.fromkeys(SECTION, 0)
+        self._me = Writer(os.getpid(), process_start(os.getpid()) or 0)
+
+    @classmethod
+    def create(cls, path: Path, *, kv_total: int, device: str) -> Page:
+        """Make the page, or take over one of the same device and size that is already there."""
+        name = device.encode()[:64]
+        if path.exists():
+            with contextlib.suppress(PageError):
+                page = cls.open(path)
+                if (page.kv_total, page.device) == (kv_total, device):
+                    return page
+                page.close()
+            path.unlink()
+        header = _HEADER.pack(MAGIC, LAYOUT, SIZE, kv_total, name)
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        fresh.write_bytes(header.ljust(SIZE, b"\0"))
+        fresh.chmod(0o600)
+        os.replace(fresh, path)
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: Path) -> Page:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise PageError(f"page {path}: {error.strerror}") from error
+        try:
+            header = os.pread(descriptor, _HEADER.size, 0)
+            if len(header) < _HEADER.size or os.fstat(descriptor).st_size < SIZE:
+                raise PageError(f"page {path} is truncated; let `rose node` make it anew")
+            magic, layout, size, kv_total, device = _HEADER.unpack(header)
+            if magic != MAGIC:
+                raise PageError(f"page {path} is not a rose control page")
+            if (layout, size) != (LAYOUT, SIZE):
+                raise PageError(
+                    f"page {path} has layout {layout}, this rose speaks layout {LAYOUT}; "
+                    "run the same rose in the node and both engines"
+                )
+            return cls(path, descriptor, kv_total, device.rstrip(b"\0").decode())
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def publish(self, section: str, facts: ServingFacts | RolloutFacts | NodeOrders) -> None:
+        payload = _CODECS[section].pack(facts)
+        sequence = self._sequence[section] = (self._sequence[section] + 2) & 0xFFFFFFFE
+        where = SECTION[section]
+        prefix = _PREFIX.pack(sequence, zlib.crc32(payload), self._me.pid, self._me.started)
+        os.pwrite(self._fd, _BELL.pack(sequence | 1), where)
+        os.pwrite(self._fd, prefix[4:] + payload, where + 4)
+        os.pwrite(self._fd, prefix[:4], where)
+
+    def serving(self) -> Reading[ServingFacts] | None:
+        return self._read("serving")
+
+    def rollout(self) -> Reading[RolloutFacts] | None:
+        return self._read("rollout")
+
+    def node(self) -> Reading[NodeOrders] | None:
+        return self._read("node")
+
+    def _read(self, section: str) -> Reading[Any] | None:
+        """The section's record; None when it was never written, is torn, or cannot be true."""
+        codec = _CODECS[section]
+        length = _PREFIX.size + codec.struct.size
+        for _ in range(READ_ATTEMPTS):
+            raw = os.pread(self._fd, length, SECTION[section])
+            if len(raw) < length:
+                return None
+            sequence, crc, pid, started = _PREFIX.unpack_from(raw)
+            payload = raw[_PREFIX.size :]
+            if sequence & 1 or zlib.crc32(payload) != crc:
+                continue
+            if not pid:
+                return None
+            facts = codec.unpack(payload)
+            return None if facts.implausible() else Reading(facts, Writer(pid, started))
+        return None
+
+    def rollout_writer_alive(self) -> bool:
+        """Whether the process named in the rollout section lives, even if the rest is garbage."""
+        raw = os.pread(self._fd, _PREFIX.size, SECTION["rollout"])
+        if len(raw) < _PREFIX.size:
+            return False
+        _, _, pid, started = _PREFIX.unpack(raw)
+        return Writer(pid, started).alive
+
+    def bell(self, name: str) -> int:
+        raw = os.pread(self._fd, 4, BELL[name])
+        return int(_BELL.unpack(raw)[0]) if len(raw) == 4 else 0
+
+    def ring(self, name: str) -> None:
+        os.pwrite(self._fd, _BELL.pack((self.bell(name) + 1) & 0xFFFFFFFF), BELL[name])
+        futex.wake_all(self._address + BELL[name])
+
+    def wait(self, name: str, seen: int, timeout_s: float) -> bool:
+        """Sleep until the bell has rung since `seen`; False when the time ran out."""
+        return futex.wait(self._address + BELL[name], seen, timeout_s)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything on the page, for `rose page dump`."""
+        shown: dict[str, Any] = {
+            "path": str(self.path),
+            "layout": LAYOUT,
+            "device": self.device,
+            "kv_total": self.kv_total,
+            "bells": {name: self.bell(name) for name in BELL},
+        }
+        for section in SECTION:
+            reading = self._read(section)
+            shown[section] = reading and {
+                "pid": reading.writer.pid,
+                "alive": reading.writer.alive,
+                **msgspec.structs.asdict(reading.facts),
+            }
+        return shown

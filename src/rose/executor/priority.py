@@ -1,0 +1,112 @@
+"""The kernel's help on CPU devices: rollout threads run only when serving leaves the core idle.
+
+`SCHED_IDLE` is sub-step preemption: a serving thread that wakes takes the core from a rollout
+thread at once. Whether it works depends on the host (autogroup puts processes of different POSIX
+sessions into different scheduling groups, cgroup weights do the same), so `measure` tries it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+TRIAL_S = 0.3
+WORKS_BELOW = 0.1
+"""An idle-class spinner that gets less than a tenth of a contended core is really preempted."""
+DEFAULT_DELAY_S = 0.002
+"""Preemption delay assumed when the trial saw none: half a scheduler tick at 250 Hz."""
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """What the trial saw on this host."""
+
+    works: bool
+    idle_share: float
+    """CPU share of an idle-class spinner beside a normal one."""
+    delay_s: float
+    """Longest time a waking normal thread waited for the core."""
+
+    def __str__(self) -> str:
+        if self.works:
+            return (
+                f"sub-step preemption works: an idle-class thread gets {self.idle_share:.0%} of a "
+                f"contended core, serving waits at most {self.delay_s * 1e3:.1f} ms for it"
+            )
+        return (
+            f"sub-step preemption does NOT work here (an idle-class thread still gets "
+            f"{self.idle_share:.0%} of a contended core): falling back to the gate alone"
+        )
+
+
+def run_idle(thread: int = 0) -> None:
+    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+
+def run_normal(thread: int = 0) -> bool:
+    """Lift a thread to normal priority; False where the kernel does not allow it."""
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+        return True
+    return False
+
+
+def is_idle(thread: int = 0) -> bool:
+    return os.sched_getscheduler(thread) == os.SCHED_IDLE
+
+
+def compute_threads() -> list[int]:
+    """The calling thread and those that libraries made (OpenMP), not Python's I/O threads."""
+    python = {thread.native_id for thread in threading.enumerate()}
+    every = {int(entry.name) for entry in Path("/proc/self/task").iterdir()}
+    return [threading.get_native_id(), *sorted(every - python)]
+
+
+def pin(threads: Iterable[int], cores: Iterable[int]) -> None:
+    wanted = set(cores)
+    for thread in threads:
+        os.sched_setaffinity(thread, wanted)
+
+
+def measure(core: int, seconds: float = TRIAL_S) -> Preemption:
+    """Spin an idle-class and a normal process on one core and see who gets it."""
+    context = multiprocessing.get_context("fork")
+    start = time.monotonic() + 0.05
+    pipes = [context.Pipe() for _ in range(2)]
+    spinners = [
+        context.Process(target=_spin, args=(core, idle, start, seconds, pipe[1]), daemon=True)
+        for idle, pipe in zip((True, False), pipes, strict=True)
+    ]
+    for spinner in spinners:
+        spinner.start()
+    (idle_cpu, _), (normal_cpu, delay) = (pipe[0].recv() for pipe in pipes)
+    for spinner in spinners:
+        spinner.join()
+    share = idle_cpu / max(idle_cpu + normal_cpu, 1e-9)
+    return Preemption(share < WORKS_BELOW, share, max(delay, DEFAULT_DELAY_S))
+
+
+def _spin(core: int, idle: bool, start: float, seconds: float, result: Connection) -> None:
+    """First contend for the core, then (the normal one) wake up often and see how late it runs."""
+    os.sched_setaffinity(0, {core})
+    if idle:
+        run_idle()
+    while time.monotonic() < start:
+        time.sleep(0.001)
+    began = time.process_time()
+    while time.monotonic() < start + seconds / 2:
+        pass
+    used = time.process_time() - began
+    worst = 0.0
+    while (now := time.monotonic()) < start + seconds:
+        if not idle:
+            time.sleep(0.005)
+            worst = max(worst, time.monotonic() - now - 0.005)
+    result.send((used, worst))

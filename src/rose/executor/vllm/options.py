@@ -1,0 +1,65 @@
+"""What an engine is told through `--additional-config '{"rose": {...}}'`. Unknown keys are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from rose.executor.slo import Slo
+
+
+class DeviceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Both engines of a device."""
+
+    device: str
+    page: str
+    kv_total: int
+    """Bytes of physical KV memory that the two engines share."""
+    profile: str
+    """Path of this engine's latency profile (`rose profile`)."""
+    headroom: float = 0.2
+    device_cores: tuple[int, ...] = ()
+    """CPU devices: the cores that compute. Empty: no pinning."""
+    host_cores: tuple[int, ...] = ()
+    """CPU devices: the cores for everything else."""
+
+
+class ServingOptions(DeviceOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    ttft_ms: float
+    tpot_ms: float
+    credit_ms: float = 2000.0
+    """Most lead of a request that may be lent: bounds the longest stall a reader can see."""
+    slo_margin: float = 0.2
+    """Share of each promise kept for what the engine cannot see: HTTP, tokeniser, network."""
+
+    @property
+    def lendable(self) -> Slo:
+        keep = (1.0 - self.slo_margin) / 1000.0
+        return Slo(self.ttft_ms * keep, self.tpot_ms * keep)
+
+
+class RolloutOptions(DeviceOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    dedicated: bool = False
+    """No serving engine shares this device."""
+    rule: str = "rose"
+    preempt_ms: float | None = None
+    """Measured delay of sub-step preemption; null when the device has none."""
+    memory_policy: str = "aimd"
+
+
+O = TypeVar("O", bound=DeviceOptions)  # noqa: E741
+
+
+def options_from(additional_config: Any, kind: type[O]) -> O:
+    try:
+        return msgspec.convert(dict(additional_config)["rose"], kind)
+    except KeyError:
+        raise ValueError("--additional-config needs a 'rose' object; see docs/sre.md") from None
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--additional-config rose: {error}") from error
+
+
+def profile_path(options: DeviceOptions) -> Path:
+    return Path(options.profile)

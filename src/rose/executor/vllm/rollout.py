@@ -1,0 +1,397 @@
+"""The rollout engine's scheduler: stock vLLM behind a gate, with a KV quota and an off switch.
+
+Every step: obey the node's orders, follow the memory policy, ask `admit`, then let vLLM schedule
+within the granted tokens. A refused step waits on serving's bell for at most `GATE_S` and comes out
+empty, so that vLLM's loop keeps taking new and aborted requests. Turns that lose their memory or
+their lease end with `finish_reason: "abort"` and a `stop_reason` of `rose:...` that says why; the
+tokens so far are delivered.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus
+
+from rose.executor import lifecycle, memory, priority
+from rose.executor.admission import CHUNK, Grant, Refusal, Terms, admit
+from rose.executor.facts import LeaseState, RolloutFacts, ServingFacts
+from rose.executor.latency import Step
+from rose.executor.page import Page, Reading
+from rose.executor.vllm import compat
+from rose.executor.vllm.engine import LIVENESS_S, Device, step_of
+from rose.executor.vllm.options import RolloutOptions, options_from
+
+compat.check()
+
+GATE_S = 0.02
+"""Longest wait inside `schedule`: bounds how late a new or aborted turn is noticed."""
+STUCK_S = 1.0
+"""A turn that does not fit into the whole budget for this long is ended: elsewhere it may fit."""
+LAST_TURN = "rose_last_turn"
+"""`vllm_xargs` key: nothing of this trajectory will come back, its prefix may go first."""
+
+RECLAIMED = "rose:reclaimed"
+"""Serving needed the memory; go on elsewhere from the tokens so far."""
+REVOKED = "rose:revoked"
+"""The lease ended; go on elsewhere from the tokens so far."""
+DORMANT = "rose:dormant"
+"""This engine takes no turns now; nothing was computed."""
+
+
+class RolloutScheduler(Scheduler):  # type: ignore[misc]
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        options = self.options = options_from(vllm_config.additional_config, RolloutOptions)
+        page = Page.create(Path(options.page), kv_total=options.kv_total, device=options.device)
+        self.device = Device(self, options, page)
+        self._most_tokens = self.max_num_scheduled_tokens
+        preempt = options.preempt_ms
+        self._terms = Terms(options.rule, None if preempt is None else preempt / 1000.0)
+        self._memory_terms = memory.MemoryTerms(
+            total=options.kv_total,
+            headroom=0.0 if options.dedicated else options.headroom,
+            policy=options.memory_policy,
+            rollout_max=self.device.parking.blocks * self.device.parking.block_bytes,
+        )
+        self._state = LeaseState.DORMANT
+        self._epoch = 0
+        self._budget = memory.Budget()
+        self._claim = 0
+        self._revision = time.monotonic_ns() // 1000  # never reused, also not by a restarted engine
+        self._granted: Grant | None = None
+        self._step: tuple[Step, float] | None = None
+        self._ended: list[tuple[Any, str]] = []
+        self._stuck_since = math.inf
+        self._serving_alive = False
+        self._serving_seen_at = 0.0
+        self._count: dict[str, float] = defaultdict(int)
+        self.device.parking.set_usable(0)
+        with self.device.lock:
+            self._publish()
+        self.device.watch("watch", self._while_idle, 1.0)
+
+    # ---- vLLM's hooks
+
+    def add_request(self, request: Any) -> None:
+        with self.device.lock:
+            super().add_request(request)
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+        with self.device.lock:
+            return super().finish_requests(request_ids, finished_status)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        parking = self.device.parking
+        with self.device.lock:
+            usable = parking.usable
+            parking.set_usable(parking.blocks)
+            done = bool(super().reset_prefix_cache(*args, **kwargs))
+            parking.set_usable(usable)
+        return done
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        device = self.device
+        device.place_threads(idle=self._terms.preempt_s is not None)
+        began = time.perf_counter()
+        with device.lock:
+            self._obey()
+        device.overhead.add(time.perf_counter() - began)
+        grant = self._gate()
+        with device.lock:
+            self.max_num_scheduled_tokens = min(grant.tokens, self._most_tokens)
+            output = super().schedule(throttle_prefills)
+            began = time.perf_counter()
+            step = step_of(self.requests, output)
+            if step.tokens:
+                self._count["granted"] += 1
+                self._count["granted_tokens"] += step.tokens
+                self._granted = grant
+                self._publish(step_ends=time.monotonic() + grant.upper_s)
+                self._step = (step, device.seconds())
+            device.overhead.add(time.perf_counter() - began)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        device = self.device
+        with device.lock:
+            if self._step is not None:
+                step, started = self._step
+                seconds = device.seconds() - started
+                device.latency.observe(step, seconds)
+                self._count["step_last_ms"] = seconds * 1e3
+                self._step = None
+            finishing = self._about_to_finish(scheduler_output)
+            outputs = super().update_from_output(scheduler_output, model_runner_output)
+            began = time.perf_counter()
+            self._forget_prefixes(finishing)
+            self._obey()
+            self._publish()
+            self._deliver_ends(outputs)
+            device.overhead.add(time.perf_counter() - began)
+            if scheduler_output.total_num_scheduled_tokens:
+                device.overhead.end_step()
+        return outputs
+
+    # ---- compute
+
+    def _gate(self) -> Grant:
+        """Ask for the next step; when refused, wait for serving's bell until the time is up."""
+        deadline = time.monotonic() + GATE_S
+        page = self.device.page
+        while True:
+            began = time.perf_counter()
+            seen = page.bell("gate")
+            grant = self._ask()
+            self.device.overhead.add(time.perf_counter() - began)
+            left = deadline - time.monotonic()
+            if grant.tokens or left <= 0:
+                break
+            page.wait("gate", seen, left)
+        if grant.refusal is not None:
+            self._count[f"refused_{grant.refusal}"] += 1
+        return grant
+
+    def _ask(self) -> Grant:
+        if self._state not in (LeaseState.ACTIVE, LeaseState.DRAINING):
+            return Grant(0, Refusal.STATE)
+        want = self._want()
+        if not want.tokens:
+            return Grant(self._most_tokens)  # nothing to compute, only requests to let go
+        if self.options.dedicated:
+            return Grant(self._most_tokens, None, self.device.latency.upper(want))
+        reading = self.device.page.serving()
+        if reading is None:
+            return Grant(0, Refusal.PAGE)
+        facts = reading.facts if self._alive(reading) else _gone(reading.facts)
+        return admit(facts, want, self.device.latency, self._terms, time.monotonic())
+
+    def _want(self) -> Step:
+        """What the engine would compute if nobody stopped it."""
+        decode = prefill = context = 0
+        for request in self.running:
+            missing = request.num_tokens - request.num_computed_tokens
+            if missing == 1:
+                decode += 1
+                context += request.num_computed_tokens
+            else:
+                prefill += missing
+        room = self.max_num_active_reqs - len(self.running)
+        for request in self.waiting:
+            if room <= 0 or prefill >= CHUNK:
+                break
+            prefill += request.num_tokens - request.num_computed_tokens
+            room -= 1
+        return Step(min(prefill, self._most_tokens), decode, context)
+
+    def _alive(self, reading: Reading[ServingFacts]) -> bool:
+        now = time.monotonic()
+        if now - self._serving_seen_at > LIVENESS_S:
+            self._serving_alive = reading.writer.alive
+            self._serving_seen_at = now
+        return self._serving_alive
+
+    # ---- orders and memory
+
+    def _while_idle(self) -> None:
+        """From the watcher thread: what can be done without waiting for the step in flight."""
+        if self._follow_orders() | self._follow_memory(may_end=False):
+            self._publish()
+
+    def _obey(self) -> None:
+        self._follow_orders()
+        self._follow_memory(may_end=True)
+        if not lifecycle.takes_turns(self._state):
+            turns = [r for r in self.requests.values() if not r.is_finished()]
+            begun = [r for r in turns if r.num_computed_tokens or r.num_output_tokens]
+            self._end([r for r in turns if r not in begun], DORMANT)
+            if self._state != LeaseState.DRAINING:
+                self._end(begun, REVOKED)
+        if self._terms.preempt_s is not None and not priority.is_idle():
+            for thread in priority.compute_threads():
+                priority.run_idle(thread)
+
+    def _follow_orders(self) -> bool:
+        reading = self.device.page.node()
+        if reading is None:
+            return False
+        ordered = LeaseState(reading.facts.state)
+        empty = not any(not r.is_finished() for r in self.requests.values())
+        state = lifecycle.follow(
+            self._state, ordered, has_memory=self.device.parking.usable > 0, empty=empty
+        )
+        changed = state != self._state or reading.facts.epoch != self._epoch
+        self._state, self._epoch = state, reading.facts.epoch
+        if changed:
+            self.device.page.ring("node")
+        return changed
+
+    def _follow_memory(self, *, may_end: bool) -> bool:
+        """Move rollout's side of the KV border; True when the claim changed."""
+        now = time.monotonic()
+        reading = None if self.options.dedicated else self.device.page.serving()
+        alive = reading is not None and self._alive(reading)
+        demand = memory.Demand(
+            active=lifecycle.holds_memory(self._state),
+            serving_need=reading.facts.kv_need if reading is not None and alive else 0,
+            serving_alive=alive or self.options.dedicated,
+            rl_step=self._epoch,
+        )
+        self._budget = memory.decide(self._budget, demand, self._memory_terms, now)
+        parking = self.device.parking
+        wanted = self._budget.bytes // parking.block_bytes
+        held = parking.usable
+        if wanted < held:
+            reached = parking.set_usable(wanted)
+            if reached > wanted and may_end:
+                self._end_cheapest(reached - wanted)
+                reached = parking.set_usable(wanted)
+            self._count["kv_cuts"] += reached < held
+            self._count["reclaim_last_ms"] = (time.monotonic() - now) * 1e3
+            return self._claim_now(max(wanted, reached) * parking.block_bytes)
+        changed = self._claim_now(wanted * parking.block_bytes)
+        if self.options.dedicated or (
+            reading is not None
+            and alive
+            and memory.may_use(
+                self._claim,
+                self._revision,
+                reading.facts.kv_acked,
+                reading.facts.kv_quota,
+                self.device.page.kv_total,
+            )
+        ):
+            parking.set_usable(wanted)
+            self._count["kv_grown"] += wanted > held
+        if may_end:
+            self._end_stuck(now)
+        return changed or parking.usable != held
+
+    def _claim_now(self, claim: int) -> bool:
+        if claim == self._claim:
+            return False
+        self._claim = claim
+        self._revision += 1
+        self._publish()
+        self.device.page.ring("serving")
+        return True
+
+    def _end_cheapest(self, blocks: int) -> None:
+        """End running turns, least computed work first, until that many blocks are free."""
+        parking = self.device.parking
+        for request in sorted(self.running, key=lambda r: r.num_computed_tokens):
+            if parking.usable - parking.used >= blocks:
+                return
+            self._end([request], RECLAIMED)
+
+    def _end_stuck(self, now: float) -> None:
+        """A turn larger than the whole budget would wait for ever."""
+        head = next(iter(self.waiting), None)
+        usable = self.device.parking.usable
+        if (
+            self._state != LeaseState.ACTIVE
+            or self.running
+            or head is None
+            or -(-(head.num_tokens + 1) // self.block_size) <= usable
+        ):
+            self._stuck_since = math.inf
+        elif self._stuck_since == math.inf:
+            self._stuck_since = now
+        elif now - self._stuck_since > STUCK_S:
+            self._end([head], RECLAIMED)
+            self._stuck_since = math.inf
+
+    def _end(self, requests: list[Any], reason: str) -> None:
+        if not requests:
+            return
+        ids = [request.request_id for request in requests]
+        super().finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+        self._ended += [(request, reason) for request in requests]
+        kind = "ended_reclaimed" if reason == RECLAIMED else "ended_revoked"
+        self._count[kind] += len(requests)
+
+    def _deliver_ends(self, outputs: dict[int, Any]) -> None:
+        for request, reason in self._ended:
+            mine = outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[]))
+            mine.outputs.append(
+                EngineCoreOutput(
+                    request.request_id, [], finish_reason=FinishReason.ABORT, stop_reason=reason
+                )
+            )
+        self._ended.clear()
+
+    # ---- prefixes across turns
+
+    def _about_to_finish(self, scheduler_output: Any) -> list[tuple[Any, list[Any]]]:
+        """Last turns in this step and their blocks, which are unknown once vLLM has let them go."""
+        last = []
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            params = request.sampling_params if request is not None else None
+            if params is not None and params.extra_args and params.extra_args.get(LAST_TURN):
+                groups = self.kv_cache_manager.get_blocks(request_id).blocks
+                last.append((request, [block for group in groups for block in group]))
+        return last
+
+    def _forget_prefixes(self, last: list[tuple[Any, list[Any]]]) -> None:
+        """Blocks of a trajectory that has ended are the first to be reused, before any other's."""
+        queue = self.kv_cache_manager.block_pool.free_block_queue
+        for request, blocks in last:
+            if request.is_finished():
+                free = [b for b in blocks if b.ref_cnt == 0 and not b.is_null]
+                for block in free:
+                    queue.remove(block)
+                queue.prepend_n(free)
+
+    # ---- facts
+
+    def _publish(self, step_ends: float = 0.0) -> None:
+        parking, count = self.device.parking, self._count
+        running, waiting = self.get_request_counts()
+        self._count["tick"] += 1
+        self.device.page.publish(
+            "rollout",
+            RolloutFacts(
+                tick=int(count["tick"]),
+                state=self._state,
+                epoch=self._epoch,
+                running=running,
+                waiting=waiting,
+                step_ends=step_ends,
+                preemptible=int(self._terms.preempt_s is not None),
+                granted=int(count["granted"]),
+                granted_tokens=int(count["granted_tokens"]),
+                refused_busy=int(count["refused_busy"]),
+                refused_decode=int(count["refused_decode"]),
+                refused_prefill=int(count["refused_prefill"]),
+                refused_arrival=int(count["refused_arrival"]),
+                refused_page=int(count["refused_page"]),
+                refused_state=int(count["refused_state"]),
+                kv_claim=self._claim,
+                kv_revision=self._revision,
+                kv_used=parking.used * parking.block_bytes,
+                kv_resident=parking.usable_bytes,
+                kv_max=parking.blocks * parking.block_bytes,
+                kv_cuts=int(count["kv_cuts"]),
+                kv_grown=int(count["kv_grown"]),
+                ended_reclaimed=int(count["ended_reclaimed"]),
+                ended_revoked=int(count["ended_revoked"]),
+                preempted=sum(r.num_preemptions for r in self.requests.values()),
+                reclaim_last_ms=float(count["reclaim_last_ms"]),
+                step_last_ms=float(count["step_last_ms"]),
+                overhead_us=self.device.overhead.mean_us,
+                latency_error=self.device.latency.error,
+                latency_coverage=self.device.latency.coverage,
+            ),
+        )
+
+
+def _gone(facts: ServingFacts) -> ServingFacts:
+    """A dead serving engine has no requests: its compute may be used, its memory may not."""
+    return ServingFacts(ttft_s=math.inf, tpot_s=math.inf, kv_max=facts.kv_max)
