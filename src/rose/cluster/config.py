@@ -37,7 +37,7 @@ class EngineConfig(_Strict):
     """auto: float32 on CPU devices (see docs/executor.md), the model's own elsewhere."""
     max_model_len: int = Field(2048, ge=16)
     max_seqs: int = Field(32, ge=1)
-    block_size: int = Field(16, ge=1)
+    block_size: int = Field(32, ge=1)
     args: list[str] = []
     """Further vLLM options, passed on unchanged."""
 
@@ -160,16 +160,16 @@ def check_fits(config: NodeConfig) -> None:
         )
 
 
-def check_slo(serving: ServingConfig, profile: Profile) -> None:
+def check_slo(ttft_ms: float, tpot_ms: float, slo_margin: float, profile: Profile) -> None:
     """Refuse promises that the engine cannot keep even when it is alone."""
     best_first = profile.mean(Step(1, 0, 0)) * 1e3
     best_next = profile.mean(Step(0, 1, 1)) * 1e3
     for field, promised, best in (
-        ("serving.ttft_ms", serving.ttft_ms, best_first),
-        ("serving.tpot_ms", serving.tpot_ms, best_next),
+        ("serving.ttft_ms", ttft_ms, best_first),
+        ("serving.tpot_ms", tpot_ms, best_next),
     ):
-        if promised * (1 - serving.slo_margin) < best:
+        if promised * (1 - slo_margin) < best:
             raise ConfigError(
                 f"{field} of {promised:g} ms is impossible: the profile's best case is "
-                f"{best:.0f} ms, and slo_margin keeps {serving.slo_margin:.0%} of the promise back"
+                f"{best:.0f} ms, and slo_margin keeps {slo_margin:.0%} of the promise back"
             )

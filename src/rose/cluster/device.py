@@ -20,7 +20,7 @@ class Device:
     @property
     def host_cores(self) -> tuple[int, ...]:
         """The other cores of the host; the device's own where there are no others."""
-        every = os.sched_getaffinity(0)
+        every = set(range(os.cpu_count() or 1))
         return tuple(sorted(every - set(self.cores))) or tuple(sorted(every))
 
 
@@ -28,7 +28,7 @@ def parse_device(name: str) -> Device:
     if found := _CPU.fullmatch(name):
         first = int(found[1])
         cores = tuple(range(first, int(found[2] or first) + 1))
-        here = os.sched_getaffinity(0)
+        here = set(range(os.cpu_count() or 1))
         if not cores or not set(cores) <= here:
             raise ValueError(f"device {name!r}: this host has cores {sorted(here)}")
         return Device(name, cores)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -97,7 +98,7 @@ class Engine:
                 stderr=subprocess.STDOUT,
                 # Same POSIX session as the other engine (autogroup), own group (no Ctrl-C).
                 process_group=0,
-                preexec_fn=_before_exec(config, role),
+                preexec_fn=_before_exec(role),
             )
         engine = cls(role, f"http://127.0.0.1:{port}", process.pid, log)
         engine._process = process
@@ -125,12 +126,21 @@ class Engine:
                 raise ConfigError(f"the {self.role} engine is not healthy after {READY_S:.0f} s")
             await asyncio.sleep(0.25)
 
+    def keep_to(self, cores: tuple[int, ...]) -> None:
+        """Pin the HTTP server; the engine core below it places its own threads."""
+        for thread in psutil.Process(self.pid).threads():
+            os.sched_setaffinity(thread.id, cores)
+
     def last_words(self) -> str:
         """The line of the log that most likely says what went wrong."""
         if self.log is None or not self.log.exists():
             return "no log"
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        telling = [line for line in lines if "Error" in line and "Traceback" not in line]
+        telling = [
+            line
+            for line in lines
+            if re.search(r"\w+Error: ", line) and "Engine core initialization failed" not in line
+        ]
         return f"{(telling or lines or ['no output'])[-1].strip()[-300:]} (see {self.log})"
 
     def family(self) -> list[psutil.Process]:
@@ -161,12 +171,8 @@ class Engine:
             await asyncio.to_thread(self._process.wait)
 
 
-def _before_exec(config: NodeConfig, role: str) -> Callable[[], None]:
-    device = config.where
-
+def _before_exec(role: str) -> Callable[[], None]:
     def prepare() -> None:
-        if device.cores:
-            os.sched_setaffinity(0, device.host_cores)
         if role == "rollout":
             Path("/proc/self/oom_score_adj").write_text(str(ROLLOUT_OOM_SCORE))
 

@@ -23,6 +23,10 @@ MAX_BYTES = 1 << 50
 """No device holds a pebibyte of KV; a larger number is a lie or garbage."""
 
 
+MAX_RULE = 4
+"""Admission rules are numbered from 0."""
+
+
 class LeaseState(IntEnum):
     """Where a device's rollout engine is in its life. See `lifecycle`."""
 
@@ -45,13 +49,15 @@ class ServingFacts(msgspec.Struct, frozen=True):
     tight_decode_deadline: float = NEVER
     """The same without credit: what the paper's rule looks at."""
     next_step_s: float = 0.0
-    """Upper bound of the next serving step, with all that is here now."""
+    """Upper bound of the next serving step, with all that is here now. See `bounds`."""
     clear_s: float = 0.0
     """Upper bound until every waiting request has its first token."""
     next_step_with_new_s: float = 0.0
     """`next_step_s` if a worst-case new request joins."""
     clear_with_new_s: float = 0.0
     """`clear_s` if a worst-case new request joins."""
+    step_began: float = 0.0
+    """When the step in flight began: requests that came since are not in these facts yet."""
     step_ends: float = 0.0
     """Predicted latest end of the step in flight; 0 when there is none."""
     ttft_s: float = 0.0
@@ -137,9 +143,19 @@ class NodeOrders(msgspec.Struct, frozen=True):
     epoch: int = 0
     state: int = LeaseState.DORMANT
     """The state to reach: DORMANT, ACTIVE, or DRAINING (finish what runs, take nothing new)."""
+    rule: int = 0
+    """Position of the admission rule in `admission.RULES`."""
+    preempt_us: int = 0
+    """Measured delay of sub-step preemption; 0 when the device has none."""
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
+    """Serving's promises, if they changed since its engine started; 0 when not."""
 
     def implausible(self) -> str | None:
-        return _absurd(self) or _first((self.state > max(LeaseState), "an unknown state"))
+        return _absurd(self) or _first(
+            (self.state > max(LeaseState), "an unknown state"),
+            (self.rule > MAX_RULE, "an unknown rule"),
+        )
 
 
 def _first(*checks: tuple[bool, str]) -> str | None:

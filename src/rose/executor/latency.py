@@ -15,6 +15,7 @@ of a preempted step says nothing about its cost.
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -28,6 +29,8 @@ QUANTILE = 0.99
 """Share of steps that must stay under the bound."""
 TRUSTED_AFTER = 64
 """Until this many steps are seen the profile's own margin is a floor of the bound."""
+UNLIMITED = 1 << 30
+"""Prefill tokens when time sets no limit."""
 MIN_MARGIN = 1.02
 """A bound is never tighter than this: clocks and schedulers jitter by a percent or two."""
 
@@ -79,9 +82,13 @@ class Profile:
     @classmethod
     def load(cls, path: Path) -> Profile:
         try:
-            return cls(**json.loads(path.read_text()))
+            profile = cls(**json.loads(path.read_text()))
+            for name, value in asdict(profile).items():
+                if name not in ("model", "device") and not 0 <= value < math.inf:
+                    raise ValueError(f"{name} is {value}")
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"latency profile {path}: {error}") from error
+        return profile
 
 
 def fit(model: str, device: str, steps: list[tuple[Step, float]]) -> Profile:
@@ -92,10 +99,14 @@ def fit(model: str, device: str, steps: list[tuple[Step, float]]) -> Profile:
     seconds = np.array([t for _, t in steps])
     coefficients = _non_negative(rows / seconds[:, None], np.ones(len(steps)))
     ratios = seconds / np.maximum(rows @ coefficients, 1e-9)
+    fixed, per_prefill, per_decode, per_context = (float(c) for c in coefficients)
     return Profile(
         model,
         device,
-        *(float(c) for c in coefficients),
+        fixed,
+        per_prefill,
+        per_decode,
+        per_context,
         margin=max(MIN_MARGIN, float(np.quantile(ratios, QUANTILE))),
         error=float(np.median(np.abs(ratios - 1.0))),
         steps=len(steps),
@@ -143,7 +154,9 @@ class Tracker:
         if spare < 0:
             return 0
         per_token = self.profile.per_prefill_s
-        return 1 + (int(spare / per_token) if per_token else 1 << 30)
+        tokens = 1 + (int(min(spare / per_token, UNLIMITED)) if per_token else UNLIMITED)
+        # Rounding may put the last token a hair past the limit; the whole step would be refused.
+        return tokens - (self.upper(Step(tokens, decode, context)) > seconds)
 
     def observe(self, step: Step, seconds: float) -> None:
         predicted = self.profile.mean(step)

@@ -1,12 +1,12 @@
 """The life of a rollout engine on a borrowed device, as a pure state machine.
 
-    dormant --activate--> activating --memory granted--> active --drain--> draining --empty--> dormant
-       ^                      |                             |                 |
-       +------- revoke -------+----------- revoke ----------+---- revoke -----+
+    dormant --activate--> activating --memory--> active --drain--> draining --empty--> dormant
+       ^                      |                    |                 |
+       +------- revoke -------+------ revoke ------+---- revoke -----+
 
 Dormant: process and weights stay, no KV memory, no CPU, new turns are ended at once with the reason
-`rose:dormant`. A revocation ends what runs within one step with the reason `rose:revoked`; tokens so
-far have been delivered, so a scheduler can go on elsewhere.
+`rose:dormant`. A revocation ends what runs within one step with the reason `rose:revoked`; tokens
+so far have been delivered, so a scheduler can go on elsewhere.
 """
 
 from __future__ import annotations

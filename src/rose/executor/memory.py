@@ -3,8 +3,8 @@
 *Split.* Serving needs `need` bytes now (held by running requests, plus what its queue will take).
 `headroom` of the device is kept free beyond that. When serving has eaten through `WATERMARK` of the
 headroom, rollout's budget is cut: to half, or further if half is not enough. What happens next is
-the policy: `halve_and_freeze` (the paper's) stays there until the next RL step; `aimd` grows back by
-`GROW_SHARE` of the device after each `CALM_S` without pressure. A dormant engine's budget is 0.
+the policy: `halve_and_freeze` (the paper's) stays there until the next RL step; `aimd` grows back
+by `GROW_SHARE` of the device after each `CALM_S` without pressure. A dormant engine's budget is 0.
 
 *Hand-over.* The rollout engine alone moves the border. It publishes a *claim* with a revision: what
 it holds or is about to hold. Serving keeps its quota at `total - claim` and acknowledges the

@@ -18,11 +18,13 @@ Waiting is by futex on the bell words; nobody polls.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import errno
+import fcntl
 import mmap
 import os
 import struct
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,22 +86,33 @@ def process_start(pid: int) -> int | None:
     return None if after_name[0] in ("Z", "X") else int(after_name[19])
 
 
-class _Codec(Generic[F]):
-    def __init__(self, kind: type[F]) -> None:
+def _writer(section: bytes) -> Writer:
+    _, _, pid, started = _PREFIX.unpack_from(section)
+    return Writer(pid, started)
+
+
+def _live_writer(page: bytes) -> Writer | None:
+    whole = page.ljust(SIZE, b"\0")
+    writers = (_writer(whole[where : where + _PREFIX.size]) for where in SECTION.values())
+    return next((writer for writer in writers if writer.alive), None)
+
+
+class _Codec:
+    def __init__(self, kind: type[ServingFacts | RolloutFacts | NodeOrders]) -> None:
         defaults = msgspec.structs.astuple(kind())
         codes = ["d" if isinstance(value, float) else "q" for value in defaults]
         self.kind = kind
         self.struct = struct.Struct("<" + "".join(codes))
         assert _PREFIX.size + self.struct.size <= SECTION_SIZE
 
-    def pack(self, facts: F) -> bytes:
+    def pack(self, facts: ServingFacts | RolloutFacts | NodeOrders) -> bytes:
         return self.struct.pack(*msgspec.structs.astuple(facts))
 
-    def unpack(self, payload: bytes) -> F:
+    def unpack(self, payload: bytes) -> ServingFacts | RolloutFacts | NodeOrders:
         return self.kind(*self.struct.unpack(payload))
 
 
-_CODECS: dict[str, _Codec[Any]] = {
+_CODECS = {
     "serving": _Codec(ServingFacts),
     "rollout": _Codec(RolloutFacts),
     "node": _Codec(NodeOrders),
@@ -121,20 +134,33 @@ class Page:
 
     @classmethod
     def create(cls, path: Path, *, kv_total: int, device: str) -> Page:
-        """Make the page, or take over one of the same device and size that is already there."""
-        name = device.encode()[:64]
-        if path.exists():
-            with contextlib.suppress(PageError):
-                page = cls.open(path)
-                if (page.kv_total, page.device) == (kv_total, device):
-                    return page
-                page.close()
-            path.unlink()
-        header = _HEADER.pack(MAGIC, LAYOUT, SIZE, kv_total, name)
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        fresh.write_bytes(header.ljust(SIZE, b"\0"))
-        fresh.chmod(0o600)
-        os.replace(fresh, path)
+        """Make the page, or take over one of the same device and size that is already there.
+
+        The file is filled in place and under a lock, never replaced: engines that start at once, or
+        have it open already, must not end up with two different pages.
+        """
+        header = _HEADER.pack(MAGIC, LAYOUT, SIZE, kv_total, device.encode()[:64])
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PageError(f"page {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            old = os.pread(descriptor, SIZE, 0)
+            known = old[: len(header)]
+            if known.strip(b"\0") and not known.startswith(MAGIC):
+                raise PageError(f"page {path} is not a rose control page")
+            if known.startswith(MAGIC) and known != header:
+                if user := _live_writer(old):
+                    raise PageError(
+                        f"page {path} is in use for another device or size by process {user.pid}; "
+                        "stop it or choose another page"
+                    )
+                os.ftruncate(descriptor, 0)
+            os.ftruncate(descriptor, max(SIZE, os.fstat(descriptor).st_size))
+            os.pwrite(descriptor, header, 0)
+        finally:
+            os.close(descriptor)
         return cls.open(path)
 
     @classmethod
@@ -155,13 +181,14 @@ class Page:
                     f"page {path} has layout {layout}, this rose speaks layout {LAYOUT}; "
                     "run the same rose in the node and both engines"
                 )
-            return cls(path, descriptor, kv_total, device.rstrip(b"\0").decode())
+            return cls(path, descriptor, kv_total, device.rstrip(b"\0").decode(errors="replace"))
         except BaseException:
             os.close(descriptor)
             raise
 
     def close(self) -> None:
         os.close(self._fd)
+        self._fd = -1
 
     def publish(self, section: str, facts: ServingFacts | RolloutFacts | NodeOrders) -> None:
         payload = _CODECS[section].pack(facts)
@@ -200,12 +227,12 @@ class Page:
         return None
 
     def rollout_writer_alive(self) -> bool:
-        """Whether the process named in the rollout section lives, even if the rest is garbage."""
+        """Whether the process named in the rollout section lives, even if the rest is garbage.
+
+        True also when a truncated page no longer names it: memory is not taken on a guess.
+        """
         raw = os.pread(self._fd, _PREFIX.size, SECTION["rollout"])
-        if len(raw) < _PREFIX.size:
-            return False
-        _, _, pid, started = _PREFIX.unpack(raw)
-        return Writer(pid, started).alive
+        return len(raw) < _PREFIX.size or _writer(raw).alive
 
     def bell(self, name: str) -> int:
         raw = os.pread(self._fd, 4, BELL[name])
@@ -217,7 +244,13 @@ class Page:
 
     def wait(self, name: str, seen: int, timeout_s: float) -> bool:
         """Sleep until the bell has rung since `seen`; False when the time ran out."""
-        return futex.wait(self._address + BELL[name], seen, timeout_s)
+        try:
+            return futex.wait(self._address + BELL[name], seen, timeout_s)
+        except OSError as error:
+            if error.errno != errno.EFAULT:
+                raise
+            time.sleep(timeout_s)  # a truncated page has no bells
+            return False
 
     def describe(self) -> dict[str, Any]:
         """Everything on the page, for `rose page dump`."""

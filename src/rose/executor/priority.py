@@ -63,10 +63,24 @@ def is_idle(thread: int = 0) -> bool:
 
 
 def compute_threads() -> list[int]:
-    """The calling thread and those that libraries made (OpenMP), not Python's I/O threads."""
+    """The calling thread and its OpenMP team, not I/O threads of Python, ZeroMQ or gloo.
+
+    OpenMP workers are unknown to Python and keep the name of the process; the others rename
+    themselves.
+    """
     python = {thread.native_id for thread in threading.enumerate()}
-    every = {int(entry.name) for entry in Path("/proc/self/task").iterdir()}
-    return [threading.get_native_id(), *sorted(every - python)]
+    tasks = Path("/proc/self/task")
+    mine = _name(tasks / str(os.getpid()))
+    native = {int(entry.name) for entry in tasks.iterdir()} - python
+    team = [thread for thread in sorted(native) if _name(tasks / str(thread)) == mine]
+    return [threading.get_native_id(), *team]
+
+
+def _name(task: Path) -> str | None:
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # the thread has ended since
+        return None
 
 
 def pin(threads: Iterable[int], cores: Iterable[int]) -> None:

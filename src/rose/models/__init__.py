@@ -1,5 +1,6 @@
 """Models that work offline, by name, and folders of any other model."""
 
+import json
 import os
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,7 @@ from rose.models.folder import is_complete
 from rose.models.smollm2 import make_smollm2
 from rose.models.tiny import make_tiny
 
-__all__ = ["MAKERS", "default_cache", "make_smollm2", "make_tiny", "resolve"]
+__all__ = ["MAKERS", "default_cache", "make_smollm2", "make_tiny", "resolve", "weight_bytes"]
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "tiny": make_tiny,
@@ -36,3 +37,21 @@ def resolve(name_or_path: str, cache: Path | None = None) -> Path:
             f"or one of {', '.join(MAKERS)}."
         )
     return path
+
+
+def weight_bytes(folder: Path, dtype: str) -> int:
+    """Bytes of a model's weights once loaded; `auto` computes in float32 (CPU)."""
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if dtype in ("auto", "float32"):
+        config = json.loads((folder / "config.json").read_text())
+        if config.get("dtype", config.get("torch_dtype")) in ("bfloat16", "float16"):
+            return 2 * stored
+    return stored
+
+
+def kv_bytes_per_token(folder: Path, element_bytes: int = 4) -> int:
+    """KV cache bytes of one token; 4 bytes an element where the engine computes in float32."""
+    config = json.loads((folder / "config.json").read_text())
+    heads = config.get("num_key_value_heads", config["num_attention_heads"])
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(2 * config["num_hidden_layers"] * heads * size * element_bytes)

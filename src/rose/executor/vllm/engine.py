@@ -39,7 +39,7 @@ class Device:
         self.overhead = Overhead()
         self._placed = False
 
-    def place_threads(self, *, idle: bool) -> None:
+    def place_threads(self) -> None:
         """Once, from the thread that computes: pin it to the device, all I/O to the host cores.
 
         Done at the first step, not at start: loading then happens on the host cores, and vLLM's
@@ -54,9 +54,6 @@ class Device:
         if self.options.host_cores:
             others = {t.native_id for t in threading.enumerate() if t.native_id} - set(compute)
             priority.pin(others, self.options.host_cores)
-        if idle:
-            for thread in compute:
-                priority.run_idle(thread)
 
     def watch(self, bell: str, act: Callable[[], None], every_s: float) -> None:
         """Call `act` under the lock whenever the bell rings, also while the engine is idle."""

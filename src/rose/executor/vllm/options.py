@@ -35,17 +35,18 @@ class ServingOptions(DeviceOptions, frozen=True, forbid_unknown_fields=True, kw_
     """Share of each promise kept for what the engine cannot see: HTTP, tokeniser, network."""
 
     @property
-    def lendable(self) -> Slo:
-        keep = (1.0 - self.slo_margin) / 1000.0
-        return Slo(self.ttft_ms * keep, self.tpot_ms * keep)
+    def promise(self) -> Slo:
+        return Slo(self.ttft_ms / 1000.0, self.tpot_ms / 1000.0)
+
+    def lendable(self, promise: Slo) -> Slo:
+        """The part of the promise that rollouts may use up."""
+        keep = 1.0 - self.slo_margin
+        return Slo(promise.ttft_s * keep, promise.tpot_s * keep)
 
 
 class RolloutOptions(DeviceOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dedicated: bool = False
     """No serving engine shares this device."""
-    rule: str = "rose"
-    preempt_ms: float | None = None
-    """Measured delay of sub-step preemption; null when the device has none."""
     memory_policy: str = "aimd"
 
 

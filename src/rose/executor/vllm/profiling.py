@@ -52,7 +52,7 @@ def rounds(max_batch: int, max_prompt: int) -> list[Round]:
     batches = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= max_batch]
     alone = [Round(1, n, 2) for n in lengths for _ in range(3)]
     short = [Round(n, 8, 12) for n in batches]
-    long = [Round(n, max(lengths), 6) for n in batches if n <= 4]
+    long = [Round(n, min(256, max(lengths)), 6) for n in batches if n <= 4]
     return alone + short + long
 
 

@@ -20,8 +20,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 from rose.executor import lifecycle, memory, priority
-from rose.executor.admission import CHUNK, Grant, Refusal, Terms, admit
-from rose.executor.facts import LeaseState, RolloutFacts, ServingFacts
+from rose.executor.admission import CHUNK, RULES, Grant, Refusal, Terms, admit
+from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFacts
 from rose.executor.latency import Step
 from rose.executor.page import Page, Reading
 from rose.executor.vllm import compat
@@ -34,6 +34,8 @@ GATE_S = 0.02
 """Longest wait inside `schedule`: bounds how late a new or aborted turn is noticed."""
 STUCK_S = 1.0
 """A turn that does not fit into the whole budget for this long is ended: elsewhere it may fit."""
+NODE_GRACE_S = 5.0
+"""Without a node nobody could take the device back, so the engine lets go; time for a restart."""
 LAST_TURN = "rose_last_turn"
 """`vllm_xargs` key: nothing of this trajectory will come back, its prefix may go first."""
 
@@ -52,8 +54,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
         page = Page.create(Path(options.page), kv_total=options.kv_total, device=options.device)
         self.device = Device(self, options, page)
         self._most_tokens = self.max_num_scheduled_tokens
-        preempt = options.preempt_ms
-        self._terms = Terms(options.rule, None if preempt is None else preempt / 1000.0)
+        self._terms = Terms()
         self._memory_terms = memory.MemoryTerms(
             total=options.kv_total,
             headroom=0.0 if options.dedicated else options.headroom,
@@ -65,12 +66,13 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
         self._budget = memory.Budget()
         self._claim = 0
         self._revision = time.monotonic_ns() // 1000  # never reused, also not by a restarted engine
-        self._granted: Grant | None = None
         self._step: tuple[Step, float] | None = None
         self._ended: list[tuple[Any, str]] = []
         self._stuck_since = math.inf
+        self._step_ends = 0.0
         self._serving_alive = False
         self._serving_seen_at = 0.0
+        self._node_seen_at = time.monotonic()
         self._count: dict[str, float] = defaultdict(int)
         self.device.parking.set_usable(0)
         with self.device.lock:
@@ -98,7 +100,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         device = self.device
-        device.place_threads(idle=self._terms.preempt_s is not None)
+        device.place_threads()
         began = time.perf_counter()
         with device.lock:
             self._obey()
@@ -112,7 +114,6 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
             if step.tokens:
                 self._count["granted"] += 1
                 self._count["granted_tokens"] += step.tokens
-                self._granted = grant
                 self._publish(step_ends=time.monotonic() + grant.upper_s)
                 self._step = (step, device.seconds())
             device.overhead.add(time.perf_counter() - began)
@@ -201,27 +202,39 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
 
     def _while_idle(self) -> None:
         """From the watcher thread: what can be done without waiting for the step in flight."""
-        if self._follow_orders() | self._follow_memory(may_end=False):
-            self._publish()
+        self._follow_orders()
+        self._follow_memory(may_end=False)
+        self._publish(self._step_ends)
 
     def _obey(self) -> None:
         self._follow_orders()
-        self._follow_memory(may_end=True)
         if not lifecycle.takes_turns(self._state):
             turns = [r for r in self.requests.values() if not r.is_finished()]
             begun = [r for r in turns if r.num_computed_tokens or r.num_output_tokens]
             self._end([r for r in turns if r not in begun], DORMANT)
             if self._state != LeaseState.DRAINING:
                 self._end(begun, REVOKED)
-        if self._terms.preempt_s is not None and not priority.is_idle():
+        self._follow_memory(may_end=True)
+        self._keep_class()
+
+    def _keep_class(self) -> None:
+        """Run in the class the terms ask for; serving or the node may have lifted us meanwhile."""
+        wanted = self._terms.preempt_s is not None
+        if wanted != priority.is_idle():
             for thread in priority.compute_threads():
-                priority.run_idle(thread)
+                priority.run_idle(thread) if wanted else priority.run_normal(thread)
 
     def _follow_orders(self) -> bool:
         reading = self.device.page.node()
         if reading is None:
             return False
         ordered = LeaseState(reading.facts.state)
+        self._terms = _terms(reading.facts)
+        now = time.monotonic()
+        if now - self._node_seen_at > LIVENESS_S and reading.writer.alive:
+            self._node_seen_at = now
+        if now - self._node_seen_at > NODE_GRACE_S:
+            ordered = LeaseState.DORMANT
         empty = not any(not r.is_finished() for r in self.requests.values())
         state = lifecycle.follow(
             self._state, ordered, has_memory=self.device.parking.usable > 0, empty=empty
@@ -324,7 +337,9 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
                     request.request_id, [], finish_reason=FinishReason.ABORT, stop_reason=reason
                 )
             )
-        self._ended.clear()
+        if self._ended:
+            self._ended.clear()
+            self.device.page.ring("node")
 
     # ---- prefixes across turns
 
@@ -352,6 +367,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
     # ---- facts
 
     def _publish(self, step_ends: float = 0.0) -> None:
+        self._step_ends = step_ends
         parking, count = self.device.parking, self._count
         running, waiting = self.get_request_counts()
         self._count["tick"] += 1
@@ -390,6 +406,11 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
                 latency_coverage=self.device.latency.coverage,
             ),
         )
+
+
+def _terms(orders: NodeOrders) -> Terms:
+    delay = orders.preempt_us / 1e6
+    return Terms(list(RULES)[orders.rule], delay if orders.preempt_us else None)
 
 
 def _gone(facts: ServingFacts) -> ServingFacts:

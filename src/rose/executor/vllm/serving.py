@@ -74,7 +74,8 @@ class ServingMixin:
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         self.options = options_from(vllm_config.additional_config, ServingOptions)
-        self._lendable: Slo = self.options.lendable
+        self._promise: Slo = self.options.promise
+        self._lendable: Slo = self.options.lendable(self._promise)
         self._lives: dict[str, _Life] = {}
         self._prompts = _Prompts()
         self._facts = ServingFacts()
@@ -84,6 +85,7 @@ class ServingMixin:
         self._bell_seen = -1
         self._looked_at = 0.0
         self._page_broken = False
+        self._news_for_rollout = False
         try:
             page = Page.create(
                 Path(self.options.page), kv_total=self.options.kv_total, device=self.options.device
@@ -93,8 +95,10 @@ class ServingMixin:
             return
         self.device = Device(self, self.options, page)
         with self.device.lock:
-            self._respect_claim(time.monotonic(), force=True)
-            self._publish(time.monotonic())
+            now = time.monotonic()
+            self._respect_claim(now, force=True)
+            self._look(now)
+            self._publish(now)
         self.device.watch("serving", self._while_idle, LIVENESS_S)
 
     def add_request(self, request: Any) -> None:
@@ -114,7 +118,7 @@ class ServingMixin:
     def schedule(self, throttle_prefills: bool = False) -> Any:
         if (device := self.device) is None:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
-        device.place_threads(idle=False)
+        device.place_threads()
         with device.lock:
             began = time.perf_counter()
             self._respect_claim(time.monotonic())
@@ -188,7 +192,6 @@ class ServingMixin:
         """Recompute the facts from the requests that are here."""
         assert self.device is not None
         promise, credit = self._lendable, self.options.credit_ms / 1000.0
-        tight = Slo(self.options.ttft_ms / 1000.0, self.options.tpot_ms / 1000.0)
         due = first_due = tight_due = NEVER
         pending = decode = context = waiting_blocks = 0
         block = self.block_size  # type: ignore[attr-defined]
@@ -201,7 +204,7 @@ class ServingMixin:
                     due,
                     slo.next_token_deadline(life.first, life.last, life.emitted, promise, credit),
                 )
-                tight_due = min(tight_due, life.last + tight.tpot_s)
+                tight_due = min(tight_due, life.last + self._promise.tpot_s)
             else:
                 pending += request.num_prompt_tokens - request.num_computed_tokens
                 first_due = min(first_due, slo.first_token_deadline(life.arrival, promise))
@@ -258,6 +261,9 @@ class ServingMixin:
         try:
             page.publish("serving", facts)
             page.ring("gate")
+            if self._news_for_rollout:
+                self._news_for_rollout = False
+                page.ring("watch")
             if self._claim and page.kv_total - self._claim - facts.kv_need < self._low_water():
                 page.ring("watch")
                 self._lift_rollout()
@@ -292,15 +298,16 @@ class ServingMixin:
         if bell == self._bell_seen and now - self._looked_at < LIVENESS_S and not force:
             return False
         self._bell_seen, self._looked_at = bell, now
+        renewed = self._renew_promise()
         reading = self._rollout()
         if reading is not None and reading.writer.alive:
             claim, revision = reading.facts.kv_claim, reading.facts.kv_revision
         elif reading is None and device.page.rollout_writer_alive():
-            return False  # torn or lying half of a live engine: keep what is in force
+            return renewed  # torn or lying half of a live engine: keep what is in force
         else:
             claim, revision = 0, 0
         if (claim, revision) == (self._claim, self._claim_revision) and not force:
-            return False
+            return renewed
         parking = device.parking
         quota = serving_quota(
             device.page.kv_total,
@@ -312,6 +319,19 @@ class ServingMixin:
         if reached * parking.block_bytes > quota:
             return True  # requests hold more: not acknowledged, rollout waits, we look again
         self._claim, self._claim_revision = claim, revision
+        self._news_for_rollout = True
+        return True
+
+    def _renew_promise(self) -> bool:
+        """Take over an SLO that the node has changed since this engine started."""
+        assert self.device is not None
+        reading = self.device.page.node()
+        if reading is None or not (reading.facts.ttft_ms and reading.facts.tpot_ms):
+            return False
+        promise = Slo(reading.facts.ttft_ms / 1000.0, reading.facts.tpot_ms / 1000.0)
+        if promise == self._promise:
+            return False
+        self._promise, self._lendable = promise, self.options.lendable(promise)
         return True
 
 

@@ -31,7 +31,23 @@ class ElasticWorker(CPUWorker):
         if memory is None:
             raise RuntimeError("vLLM did not allocate its KV cache where rose expected it")
         memory.placements = [
-            kv.Placement(tensor.offset, len(tensor.layers), tensor.layer_stride, tensor.block_stride)
-            for tensor in kv_cache_config.kv_cache_tensors
+            kv.Placement(part.offset, len(part.layers), part.layer_stride, part.block_stride)
+            for part in kv_cache_config.kv_cache_tensors
         ]
         kv.MEMORY = memory
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample with the generators of half-prefilled requests put aside.
+
+        Their token is thrown away, and vLLM then rewinds their generator, which CPU generators
+        cannot do: a seeded request in a chunked prefill would kill the engine. A generator that
+        was not used needs no rewinding.
+        """
+        runner = self.model_runner
+        batch = runner.input_batch
+        unused = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0]
+        aside = {int(i): batch.generators.pop(int(i), None) for i in unused}
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            batch.generators.update({i: g for i, g in aside.items() if g is not None})

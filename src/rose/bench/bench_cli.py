@@ -1,0 +1,75 @@
+"""`rose bench ...`"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, help="Measure, side by side in one run.")
+
+
+@app.callback()
+def benches() -> None:
+    """Keep `rose bench NAME` a sub-command while there is only one bench."""
+
+
+@app.command()
+def executor(
+    quick: Annotated[bool, typer.Option(help="One scenario, few requests; says so.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    model: Annotated[str, typer.Option(help="Model of both engines.")] = "smollm2",
+    device: Annotated[str, typer.Option(help="cpu:N or cpu:N-M")] = "cpu:0",
+    seconds: Annotated[float, typer.Option(min=10, help="Window of one mode.")] = 160.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all modes.")] = 2,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="Only these, e.g. steady_60 bursty_20; all by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for pictures and logs.")] = Path("bench-out"),
+) -> None:
+    """Serving alone, rollout alone, share-all, static split and rose on one device."""
+    from rose.bench import executor as bench
+    from rose.bench import report, timeline
+    from rose.cluster.config import ConfigError
+    from rose.executor.slo import Slo
+
+    console = Console()
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}", highlight=False)
+
+    settings = bench.Settings(
+        model=model,
+        device=device,
+        seconds=seconds,
+        repeats=repeats,
+        quick=quick,
+        only=tuple(scenario or ()),
+        out=out,
+    )
+    try:
+        result = bench.main(settings, say)
+    except ConfigError as error:
+        typer.echo(f"rose: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        typer.echo("rose: stopped; engines ended, nothing measured to the end is lost above")
+        raise typer.Exit(130) from None
+    runs: dict[str, Any] = result.pop("runs")
+    for name, by_mode in runs.items():
+        shown = [by_mode[m][-1] for m in ("serving_alone", "share_all", "rose") if by_mode.get(m)]
+        picture = out / f"executor_{name}.png"
+        kv_total = int(settings.kv_gb * (1 << 30))
+        slo = Slo(**result["modes"][name]["slo"])
+        timeline.draw(shown, slo, kv_total, f"{model} on {device}, {name}", picture)
+        say(f"picture: {picture}")
+    report.table(result, console)
+    if quick:
+        console.print("--quick: few requests per mode, so every P99 is rough")
+    target = json_file or out / "executor.json"
+    report.write(result, target)
+    console.print(f"written: {target}")

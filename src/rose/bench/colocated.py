@@ -1,0 +1,208 @@
+"""Run serving load and rollouts on one co-serving node under a mode, and measure both.
+
+A *mode* is a way to share the device: who may run, under which admission rule, with or without
+sub-step preemption. All modes of a run use the same two engines and the same arrivals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from rose.bench import arrivals, load, rollouts
+from rose.bench.arrivals import LogNormal
+from rose.bench.rollouts import RolloutPlan, RolloutRecord
+from rose.bench.stats import Sample
+from rose.cluster.node import Node
+from rose.executor.facts import RolloutFacts, ServingFacts
+from rose.executor.slo import Slo
+
+WARM_S = 3.0
+"""Rollouts run this long before the measured window, so that their batch is full."""
+SAMPLE_S = 0.2
+VOCABULARY = (100, 20_000)
+"""Token ids that every model used here has; random ids, so nothing is cached by chance."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    name: str
+    serving: bool = True
+    rollout: bool = True
+    rule: str = "rose"
+    preemption: bool = False
+
+
+MODES = {
+    mode.name: mode
+    for mode in (
+        Mode("serving_alone", rollout=False),
+        Mode("rollout_alone", serving=False, rule="share_all"),
+        Mode("share_all", rule="share_all"),
+        Mode("static_split", rule="static_split"),
+        Mode("rose", preemption=True),
+        Mode("rose_gate"),
+        Mode("idle_gate", rule="idle_gate"),
+        Mode("paper_slack", rule="paper_slack"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What serving users send, and what the RL job does meanwhile."""
+
+    rate: float
+    bursty: bool
+    prompt: LogNormal = field(default=LogNormal(24, 0.5, 64))
+    output: LogNormal = field(default=LogNormal(6, 0.4, 16))
+    rollouts: RolloutPlan = field(
+        default=RolloutPlan(
+            in_flight=16,
+            turns=4,
+            prompt_tokens=LogNormal(32, 0.5, 96),
+            turn_tokens=LogNormal(24, 0.6, 96),
+            observation_tokens=LogNormal(8, 0.5, 24),
+            think_s=0.2,
+            vocab=VOCABULARY,
+        )
+    )
+
+    def requests(self, seconds: float, seed: int) -> list[arrivals.Request]:
+        rng = np.random.default_rng(seed)
+        if self.bursty:
+            # At about one request a second, bursts show over a few seconds, not within one.
+            times = arrivals.bursty(
+                self.rate, seconds, rng, peak=4.0, burst_s=3.0, cycle_s=20.0, window_s=3.0
+            )
+        else:
+            times = arrivals.poisson(self.rate, seconds, rng)
+        return arrivals.schedule(times, self.prompt, self.output, rng)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One look at the page, for the timeline."""
+
+    at_s: float
+    serving: ServingFacts
+    rollout: RolloutFacts
+
+
+@dataclass
+class Run:
+    """One mode, one window."""
+
+    mode: str
+    seconds: float
+    samples: list[Sample] = field(default_factory=list)
+    rollout: RolloutRecord | None = None
+    rollout_tokens: int = 0
+    serving_cpu: float = 0.0
+    """Share of the window that serving computed on the device."""
+    rollout_cpu: float = 0.0
+    moments: list[Moment] = field(default_factory=list)
+    began: float = 0.0
+    produced: list[tuple[float, int]] = field(default_factory=list)
+    """Rollout tokens as they come, with their time."""
+
+
+async def run_mode(
+    node: Node,
+    mode: Mode,
+    workload: Workload,
+    seconds: float,
+    slo: Slo,
+    seed: int,
+    watch: Callable[[Run], None] | None = None,
+) -> Run:
+    """`watch` is shown the run as it starts, and may read it while it grows."""
+    run = Run(mode.name, seconds)
+    if watch is not None:
+        watch(run)
+    node.rule = mode.rule
+    node.preemptible = mode.preemption
+    stop = asyncio.Event()
+    rolling: asyncio.Task[RolloutRecord] | None = None
+    assert node.serving is not None and node.rollout is not None
+    if mode.rollout:
+        await node.activate()
+        plan = replace(workload.rollouts, seed=seed)
+        rolling = asyncio.create_task(
+            rollouts.drive(
+                node.rollout.url,
+                plan,
+                stop,
+                model=node.config.rollout.model,
+                on_tokens=lambda _, tokens: run.produced.append((time.monotonic(), tokens)),
+            )
+        )
+        await asyncio.sleep(WARM_S)
+    watching = asyncio.create_task(_watch(node, run, stop))
+    cores = {"serving": node.core("serving"), "rollout": node.core("rollout")}
+    cpu = {role: _compute_seconds(pid) for role, pid in cores.items()}
+    began = run.began = asyncio.get_running_loop().time()
+    if mode.serving:
+        requests = workload.requests(seconds, seed)
+        async with load.open_session() as session:
+            prompts = load.Prompts(seed=seed, vocab=VOCABULARY)
+            target = await load.connect(session, node.serving.url, prompts=prompts)
+            began = run.began = asyncio.get_running_loop().time()
+            await load.run(
+                session, target, requests, slo=slo, prompts=prompts, on_sample=run.samples.append
+            )
+            run.samples.sort(key=lambda sample: sample.index)
+            rest = began + seconds - asyncio.get_running_loop().time()
+            await asyncio.sleep(max(0.0, rest))
+    else:
+        await asyncio.sleep(seconds)
+    span = asyncio.get_running_loop().time() - began
+    run.seconds = span
+    run.serving_cpu = (_compute_seconds(cores["serving"]) - cpu["serving"]) / span
+    run.rollout_cpu = (_compute_seconds(cores["rollout"]) - cpu["rollout"]) / span
+    stop.set()
+    await watching
+    if rolling is not None:
+        run.rollout = await rolling
+        offset = began - run.rollout.started
+        run.rollout_tokens = sum(
+            tokens for at, tokens in run.rollout.arrivals if offset <= at <= offset + span
+        )
+        await node.revoke()
+    return run
+
+
+async def _watch(node: Node, run: Run, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        serving, rollout = node.page.serving(), node.page.rollout()
+        if serving is not None and rollout is not None and run.began:
+            at = asyncio.get_running_loop().time() - run.began
+            run.moments.append(Moment(at, serving.facts, rollout.facts))
+        await asyncio.sleep(SAMPLE_S)
+
+
+def _compute_seconds(pid: int | None) -> float:
+    """CPU time of an engine's compute thread, which is the device's time on CPU devices."""
+    if pid is None:
+        return 0.0
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+TICKS = 100
+"""Clock ticks per second in /proc (USER_HZ is 100 on every Linux)."""
+
+
+async def settle(node: Node, quiet_s: float = 1.0) -> None:
+    """Wait until serving has nothing left to do."""
+    quiet_since = time.monotonic()
+    while time.monotonic() - quiet_since < quiet_s:
+        reading = node.page.serving()
+        if reading is None or reading.facts.busy:
+            quiet_since = time.monotonic()
+        await asyncio.sleep(0.05)

@@ -1,0 +1,271 @@
+"""`rose bench executor`: serving alone, rollout alone, share-all, static split, rose, side by side.
+
+For every scenario (load x pattern) the modes run one after the other on the same two engines with
+the same arrivals, in an order that rotates with every repeat; samples of a mode are pooled over the
+repeats. The SLO of a scenario is `SLO_FACTOR` x the P99 of serving alone, measured in a calibration
+run just before. See docs/benchmarks.md for the method.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rose.bench import pressure
+from rose.bench.colocated import MODES, Run, Workload, run_mode, settle
+from rose.bench.stats import attainment, median_and_spread, percentiles
+from rose.cluster import api
+from rose.cluster.config import ConfigError, NodeConfig, RolloutConfig, ServingConfig
+from rose.cluster.node import Node
+from rose.executor.slo import Slo
+
+SLO_FACTOR = 1.5
+FIRST_SLO = Slo(20.0, 5.0)
+"""Promises while calibrating: loose, nothing is lent then anyway."""
+ORDERS_REPEATED = 20
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    load: float
+    """Share of the device's time that serving alone takes."""
+    bursty: bool
+    modes: tuple[str, ...] = tuple(MODES)
+
+    @property
+    def name(self) -> str:
+        return f"{'bursty' if self.bursty else 'steady'}_{self.load:.0%}".replace("%", "")
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str = "smollm2"
+    device: str = "cpu:0"
+    kv_gb: float = 1.0
+    seconds: float = 160.0
+    repeats: int = 2
+    quick: bool = False
+    only: tuple[str, ...] = ()
+    out: Path = Path("bench-out")
+
+    def scenarios(self) -> list[Scenario]:
+        if self.quick:
+            short = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate")
+            return [Scenario(0.6, True, short)]
+        every = [Scenario(load, bursty) for load in (0.6, 0.2) for bursty in (False, True)]
+        known = [scenario.name for scenario in every]
+        if unknown := set(self.only) - set(known):
+            raise ConfigError(f"--scenario {unknown.pop()}: choose from {', '.join(known)}")
+        return [scenario for scenario in every if not self.only or scenario.name in self.only]
+
+    @property
+    def window(self) -> float:
+        return 40.0 if self.quick else self.seconds
+
+    @property
+    def rounds(self) -> int:
+        return 1 if self.quick else self.repeats
+
+
+def node_config(settings: Settings) -> NodeConfig:
+    return NodeConfig(
+        device=settings.device,
+        kv_gb=settings.kv_gb,
+        page=Path(f"/dev/shm/rose-bench-{settings.device.replace(':', '')}"),
+        port=0,
+        log_dir=settings.out / "logs",
+        serving=ServingConfig(
+            model=settings.model,
+            ttft_ms=FIRST_SLO.ttft_s * 1e3,
+            tpot_ms=FIRST_SLO.tpot_s * 1e3,
+            max_model_len=1024,
+        ),
+        rollout=RolloutConfig(model=settings.model, max_model_len=1024, max_seqs=16),
+    )
+
+
+async def run(settings: Settings, say: Say) -> dict[str, Any]:
+    logging.getLogger("rose").setLevel(logging.WARNING)
+    config = node_config(settings)
+    say(f"starting two engines with {settings.model} on {settings.device}")
+    async with api.running(config) as node:
+        psutil.Process().cpu_affinity(list(config.where.host_cores))
+        if node.preemption is None:
+            say("sub-step preemption does not work on this host: mode `rose` is the gate alone")
+        service = await _service_seconds(node, say)
+        found: dict[str, Any] = {}
+        runs: dict[str, dict[str, list[Run]]] = {}
+        for scenario in settings.scenarios():
+            found[scenario.name], runs[scenario.name] = await _scenario(
+                node, scenario, settings, service, say
+            )
+        say("memory pressure, revocation, activation, dormant cost")
+        found["memory"] = await pressure.measure(node, 4 if settings.quick else 12, say)
+        found["orders"] = await pressure.orders(node, 6 if settings.quick else ORDERS_REPEATED)
+    return {
+        "bench": "executor",
+        "machine": _machine(),
+        "settings": {
+            **{k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()},
+            "service_seconds": service,
+            "workload": str(Workload(0.0, False)),
+        },
+        "modes": found,
+        "ratios": _ratios(found),
+        "runs": runs,
+    }
+
+
+async def _service_seconds(node: Node, say: Say) -> float:
+    """Device seconds that one serving request costs when it is alone, for choosing the rate."""
+    probe = Workload(rate=0.5, bursty=False)
+    alone = MODES["serving_alone"]
+    await run_mode(node, alone, probe, 8.0, FIRST_SLO, seed=1)
+    measured = await run_mode(node, alone, probe, 30.0, FIRST_SLO, seed=2)
+    service = measured.serving_cpu * measured.seconds / len(measured.samples)
+    say(f"one serving request alone takes {service:.2f} s of the device")
+    return service
+
+
+async def _scenario(
+    node: Node, scenario: Scenario, settings: Settings, service: float, say: Say
+) -> tuple[dict[str, Any], dict[str, list[Run]]]:
+    workload = Workload(rate=scenario.load / service, bursty=scenario.bursty)
+    node.promise(FIRST_SLO)
+    calibration = await run_mode(
+        node, MODES["serving_alone"], workload, settings.window, FIRST_SLO, seed=100
+    )
+    slo = _slo_from(calibration)
+    node.promise(slo)
+    say(
+        f"{scenario.name}: {workload.rate:.2f} req/s, SLO TTFT {slo.ttft_s * 1e3:.0f} ms, "
+        f"TPOT {slo.tpot_s * 1e3:.0f} ms"
+    )
+    runs: dict[str, list[Run]] = {name: [] for name in scenario.modes}
+    for repeat in range(settings.rounds):
+        order = scenario.modes[repeat % len(scenario.modes) :] + scenario.modes[:repeat]
+        for name in dict.fromkeys(order):
+            await settle(node)
+            done = await run_mode(
+                node, MODES[name], workload, settings.window, slo, seed=1000 + repeat
+            )
+            runs[name].append(done)
+            say(f"  {scenario.name} {repeat + 1}/{settings.rounds} {_line(done, slo)}")
+    return _summary(runs, slo, workload), runs
+
+
+def _slo_from(calibration: Run) -> Slo:
+    ttft = percentiles([s.ttft_s for s in calibration.samples if s.ttft_s is not None])
+    tpot = percentiles([s.tpot_s for s in calibration.samples if s.tpot_s is not None])
+    if ttft is None or tpot is None:
+        raise RuntimeError("the calibration run answered no request")
+    return Slo(SLO_FACTOR * ttft.p99, SLO_FACTOR * tpot.p99)
+
+
+def _line(run: Run, slo: Slo) -> str:
+    ttft = percentiles([s.ttft_s for s in run.samples if s.ttft_s is not None])
+    tpot = percentiles([s.tpot_s for s in run.samples if s.tpot_s is not None])
+    parts = [f"{run.mode:<14}"]
+    if ttft and tpot:
+        share = attainment(run.samples, slo)
+        parts.append(
+            f"TTFT {ttft.p50 * 1e3:5.0f}/{ttft.p99 * 1e3:5.0f} ms  "
+            f"TPOT {tpot.p50 * 1e3:4.0f}/{tpot.p99 * 1e3:4.0f} ms  "
+            f"SLO {0 if share is None else share:7.2%}"
+        )
+    parts.append(f"rollout {run.rollout_tokens / run.seconds:5.1f} tok/s")
+    parts.append(f"device: serving {run.serving_cpu:.0%} rollout {run.rollout_cpu:.0%}")
+    return "  ".join(parts)
+
+
+def _summary(runs: dict[str, list[Run]], slo: Slo, workload: Workload) -> dict[str, Any]:
+    idle = 1.0 - _mean([r.serving_cpu for r in runs["serving_alone"]])
+    dedicated = _mean([r.rollout_tokens / r.seconds for r in runs["rollout_alone"]])
+    modes: dict[str, Any] = {}
+    for name, repeats in runs.items():
+        samples = [sample for one in repeats for sample in one.samples]
+        speeds = [r.rollout_tokens / r.seconds for r in repeats]
+        modes[name] = {
+            "requests": len(samples),
+            "ttft_s": _shown([s.ttft_s for s in samples if s.ttft_s is not None]),
+            "tpot_s": _shown([s.tpot_s for s in samples if s.tpot_s is not None]),
+            "slo_attainment": attainment(samples, slo),
+            "rollout_tok_s": asdict(median_and_spread(speeds)),
+            "harvest_efficiency": _mean(speeds) / (dedicated * idle),
+            "serving_cpu": _mean([r.serving_cpu for r in repeats]),
+            "rollout_cpu": _mean([r.rollout_cpu for r in repeats]),
+            "aborted_turns": sum(sum(r.rollout.aborts.values()) for r in repeats if r.rollout),
+        }
+    return {
+        "slo": asdict(slo),
+        "rate": workload.rate,
+        "idle_alone": idle,
+        "modes": modes,
+        "overhead_us": max(
+            max(m.serving.overhead_us, m.rollout.overhead_us)
+            for name in ("rose", "rose_gate")
+            for one in runs.get(name, [])
+            for m in one.moments[-5:]
+        ),
+    }
+
+
+def _shown(values: list[float]) -> dict[str, Any] | None:
+    found = percentiles(values)
+    return asdict(found) if found else None
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _ratios(found: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the design, each the worst over the scenarios; `_gate` is without preemption."""
+    scenarios = {name: part for name, part in found.items() if "modes" in part}
+    ratios: dict[str, Any] = {}
+
+    def p99(part: dict[str, Any], mode: str, what: str) -> float:
+        value = part["modes"][mode][what]
+        return float(value["p99"]) if value else float("inf")
+
+    for mode, suffix in (("rose", ""), ("rose_gate", "_gate")):
+        for what in ("ttft", "tpot"):
+            ratios[f"{what}_p99_vs_alone{suffix}"] = max(
+                p99(part, mode, f"{what}_s") / p99(part, "serving_alone", f"{what}_s")
+                for part in scenarios.values()
+            )
+        for what in ("slo_attainment", "harvest_efficiency"):
+            ratios[f"{what}{suffix}"] = min(p["modes"][mode][what] for p in scenarios.values())
+    for what in ("ttft", "tpot"):
+        ratios[f"share_all_{what}_p99_vs_alone"] = max(
+            p99(part, "share_all", f"{what}_s") / p99(part, "serving_alone", f"{what}_s")
+            for part in scenarios.values()
+        )
+    ratios["serving_alone_slo_attainment"] = min(
+        part["modes"]["serving_alone"]["slo_attainment"] for part in scenarios.values()
+    )
+    ratios["scheduler_overhead_us"] = max(part["overhead_us"] for part in scenarios.values())
+    return ratios | found["memory"]["ratios"] | found["orders"]["ratios"]
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": psutil.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / (1 << 30), 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def main(settings: Settings, say: Say) -> dict[str, Any]:
+    return asyncio.run(run(settings, say))

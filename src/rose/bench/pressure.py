@@ -1,0 +1,197 @@
+"""How fast a device is taken back: memory under pressure, revocation, activation, sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import psutil
+
+from rose.bench import rollouts
+from rose.bench.colocated import VOCABULARY, Workload, settle
+from rose.bench.stats import percentiles
+from rose.cluster.node import Node
+
+NEEDED_SHARE = 0.25
+"""Of the device's KV: what serving suddenly wants in every round."""
+DORMANT_S = 10.0
+FILL_S = 30.0
+
+
+async def measure(node: Node, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Rollout holds most of the KV; serving's demand jumps; how long until serving has it?"""
+    stop = asyncio.Event()
+    assert node.rollout is not None and node.serving is not None
+    node.rule, node.preemptible = "rose", True
+    plan = replace(Workload(0.0, False).rollouts, think_s=0.0)
+    taken: list[float] = []
+    steps: list[float] = []
+    ended: dict[str, int] = {}
+    await node.activate()
+    rolling = asyncio.create_task(
+        rollouts.drive(node.rollout.url, plan, stop, model=node.config.rollout.model)
+    )
+    try:
+        for number in range(rounds):
+            await _rollout_regrows(node)
+            seconds, step = await _jump(node, seed=number)
+            taken.append(seconds)
+            steps.append(step)
+            await settle(node)
+    finally:
+        stop.set()
+        record = await rolling
+        ended = dict(record.aborts)
+        await node.revoke()
+    worst = percentiles(taken)
+    step_worst = percentiles(steps)
+    assert worst is not None and step_worst is not None
+    say(
+        f"  reclaim of {NEEDED_SHARE:.0%} of the KV: p99 {worst.p99 * 1e3:.0f} ms over {rounds} "
+        f"rounds, longest rollout step meanwhile {step_worst.worst * 1e3:.0f} ms"
+    )
+    return {
+        "reclaim_s": taken,
+        "rollout_step_s": steps,
+        "ended_turns": ended,
+        "ratios": {
+            "reclaim_ms_p99": worst.p99 * 1e3,
+            "reclaim_step_ms": step_worst.worst * 1e3,
+        },
+    }
+
+
+async def _rollout_regrows(node: Node) -> None:
+    """Wait until rollout holds most of the device again."""
+    deadline = time.monotonic() + FILL_S
+    most = (1.0 - node.config.headroom) * node.page.kv_total
+    while time.monotonic() < deadline:
+        reading = node.page.rollout()
+        if reading is not None and reading.facts.kv_resident > 0.9 * most:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def _jump(node: Node, seed: int) -> tuple[float, float]:
+    """One jump of serving's demand: seconds until its quota has risen by what it needs."""
+    assert node.serving is not None
+    before = node.page.serving()
+    assert before is not None
+    needed = int(NEEDED_SHARE * node.page.kv_total)
+    blocks = before.facts.kv_max
+    tokens = _tokens_for(node, needed, blocks)
+    length = min(512, tokens)
+    count = -(-tokens // length)
+    longest_step = 0.0
+    watching = asyncio.create_task(_until_quota(node, before.facts.kv_quota + needed))
+    async with aiohttp.ClientSession() as session:
+        sending = [
+            asyncio.create_task(_abandon(session, node, length, seed * 1000 + i))
+            for i in range(count)
+        ]
+        try:
+            seconds, longest_step = await watching
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+    return seconds, longest_step
+
+
+async def _abandon(session: aiohttp.ClientSession, node: Node, length: int, seed: int) -> None:
+    """A long prompt whose client goes away once the memory question is answered."""
+    assert node.serving is not None and node.config.serving is not None
+    low, high = VOCABULARY
+    prompt = [low + (seed * 7919 + i * 31) % (high - low) for i in range(length)]
+    body = {"model": node.config.serving.model, "prompt": prompt, "max_tokens": 4}
+    async with session.post(f"{node.serving.url}/v1/completions", json=body) as answer:
+        await answer.read()
+
+
+async def _until_quota(node: Node, wanted: int) -> tuple[float, float]:
+    """From the moment serving's need stands on the page until its quota covers it."""
+    return await asyncio.to_thread(_poll_quota, node, wanted)
+
+
+def _poll_quota(node: Node, wanted: int) -> tuple[float, float]:
+    jumped = 0.0
+    step = 0.0
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        serving, rollout = node.page.serving(), node.page.rollout()
+        if rollout is not None:
+            step = max(step, rollout.facts.step_last_ms / 1e3)
+        if serving is not None:
+            now = time.monotonic()
+            if not jumped and serving.facts.kv_need > serving.facts.kv_quota * 0.5:
+                jumped = now
+            if jumped and serving.facts.kv_quota >= min(wanted, serving.facts.kv_max):
+                return now - jumped, step
+        time.sleep(0.001)
+    raise RuntimeError("serving did not get its memory within a minute")
+
+
+def _tokens_for(node: Node, needed: int, kv_max: int) -> int:
+    """Prompt tokens whose KV takes `needed` bytes."""
+    from rose import models
+
+    assert node.config.serving is not None
+    return needed // models.kv_bytes_per_token(models.resolve(node.config.serving.model))
+
+
+async def orders(node: Node, repeats: int) -> dict[str, Any]:
+    """Activation and revocation under full rollout load, and what sleeping costs."""
+    assert node.rollout is not None
+    revoked: list[float] = []
+    activated: list[float] = []
+    steps: list[float] = []
+    for number in range(repeats):
+        activated.append(await node.activate())
+        stop = asyncio.Event()
+        plan = replace(Workload(0.0, False).rollouts, think_s=0.0, seed=number)
+        rolling = asyncio.create_task(
+            rollouts.drive(node.rollout.url, plan, stop, model=node.config.rollout.model)
+        )
+        await asyncio.sleep(2.0 + 0.13 * number)  # hit another moment of the step each time
+        reading = node.page.rollout()
+        steps.append(reading.facts.step_last_ms if reading else 0.0)
+        revoked.append(await node.revoke())
+        stop.set()
+        await rolling
+    await settle(node)
+    dormant = await _cpu_percent(node)
+    reading = node.page.rollout()
+    worst_revoke, worst_activate = percentiles(revoked), percentiles(activated)
+    assert worst_revoke is not None and worst_activate is not None and reading is not None
+    return {
+        "revoke_s": revoked,
+        "activate_s": activated,
+        "rollout_step_ms": steps,
+        "ratios": {
+            "revoke_ms_p99": worst_revoke.p99 * 1e3,
+            "revoke_step_ms": max(steps),
+            "activate_s_worst": worst_activate.worst,
+            "dormant_cpu_percent": dormant,
+            "dormant_kv_bytes": reading.facts.kv_resident,
+        },
+    }
+
+
+async def _cpu_percent(node: Node) -> float:
+    """CPU of all processes of the dormant rollout engine, in percent of one core."""
+    assert node.rollout is not None
+
+    def spent() -> float:
+        total = 0.0
+        for member in node.rollout.family() if node.rollout else []:
+            times = psutil.Process(member.pid).cpu_times()
+            total += times.user + times.system
+        return total
+
+    before = spent()
+    await asyncio.sleep(DORMANT_S)
+    return 100.0 * (spent() - before) / DORMANT_S

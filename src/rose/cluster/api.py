@@ -1,0 +1,164 @@
+"""The node's HTTP API: loopback by default, a shared secret anywhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import msgspec
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rose.cluster import metrics
+from rose.cluster.config import ConfigError, NodeConfig
+from rose.cluster.engine import free_port
+from rose.cluster.node import Node
+from rose.executor.slo import Slo
+
+log = logging.getLogger("rose.node")
+
+
+class _SloBody(msgspec.Struct, forbid_unknown_fields=True):
+    ttft_ms: float
+    tpot_ms: float
+
+
+def application(node: Node) -> Starlette:
+    exported = metrics.registry(node)
+
+    async def health(_: Request) -> Response:
+        engines = {e.role: await e.healthy(node.session) for e in (node.serving, node.rollout) if e}
+        good = node.ready and all(engines.values())
+        return JSONResponse({"ok": good, "engines": engines}, 200 if good else 503)
+
+    async def status(_: Request) -> Response:
+        return JSONResponse(node.status())
+
+    async def page(_: Request) -> Response:
+        return Response(json.dumps(node.page.describe()), media_type="application/json")
+
+    async def scrape(_: Request) -> Response:
+        return Response(generate_latest(exported), media_type=CONTENT_TYPE_LATEST)
+
+    async def slo(request: Request) -> Response:
+        try:
+            wanted = msgspec.convert(await request.json(), _SloBody)
+            node.promise(Slo(wanted.ttft_ms / 1e3, wanted.tpot_ms / 1e3))
+        except (ValueError, ConfigError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse(node.status())
+
+    def order(act: Callable[[], Awaitable[float]]) -> Callable[[Request], Awaitable[Response]]:
+        async def carry_out(_: Request) -> Response:
+            try:
+                seconds = await act()
+            except TimeoutError as error:
+                return JSONResponse({"error": str(error), **node.status()}, 504)
+            return JSONResponse({"seconds": seconds, **node.status()})
+
+        return carry_out
+
+    routes = [
+        Route("/health", health),
+        Route("/status", status),
+        Route("/page", page),
+        Route("/metrics", scrape),
+        Route("/slo", slo, methods=["POST"]),
+        Route("/activate", order(node.activate), methods=["POST"]),
+        Route("/drain", order(node.drain), methods=["POST"]),
+        Route("/revoke", order(node.revoke), methods=["POST"]),
+    ]
+    app = Starlette(routes=routes)
+    if node.config.secret:
+        _require(app, node.config.secret)
+    return app
+
+
+def _require(app: Starlette, secret: str) -> None:
+    async def guard(request: Request, call_next: Any) -> Response:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), secret.encode()):
+            return JSONResponse({"error": "missing or wrong secret"}, 401)
+        answer: Response = await call_next(request)
+        return answer
+
+    app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a line; `extra={"facts": {...}}` adds fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log_as_json() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines())
+    root = logging.getLogger("rose")
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    root.propagate = False
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn would raise them again before the engines are stopped."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def running(config: NodeConfig) -> AsyncIterator[Node]:
+    """A node with its engines and its API, all stopped on the way out whatever happens."""
+    port = free_port(config.port, "port", config.host)
+    node = Node(config)
+    await node.start()
+    try:
+        server = _Server(
+            uvicorn.Config(application(node), host=config.host, port=port, log_level="warning")
+        )
+        serving = asyncio.create_task(server.serve())
+        node.url = f"http://{config.host}:{port}"
+        try:
+            yield node
+        finally:
+            server.should_exit = True
+            await serving
+    finally:
+        await node.stop()
+
+
+async def run_until_signal(config: NodeConfig) -> None:
+    """`rose node`: run until SIGINT or SIGTERM, also while still starting."""
+    loop = asyncio.get_running_loop()
+    me = asyncio.current_task()
+    assert me is not None
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, me.cancel)
+    with suppress(asyncio.CancelledError):
+        async with running(config) as node:
+            log.info("listening", extra={"facts": {"url": node.url}})
+            await asyncio.Event().wait()

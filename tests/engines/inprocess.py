@@ -1,0 +1,176 @@
+"""Engines inside one process: what stock vLLM answers, and what ours do when everything is random.
+
+Run as a script by `conftest.stock`: writes `<task>.json` into a folder, one file per task.
+"""
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+from vllm import LLM, SamplingParams
+
+from rose import models
+from rose.cluster import profiles
+from rose.executor.admission import Grant, Refusal
+from rose.executor.facts import LeaseState, NodeOrders
+from rose.executor.page import LAYOUT, Page
+from rose.executor.vllm.rollout import RECLAIMED, RolloutScheduler
+from rose.executor.vllm.serving import ServingScheduler
+
+KV = 8 << 20
+OUTPUT = 48
+SIZES = (5, 17, 33, 64, 100, 150, 260, 700)
+"""Prompt lengths: within a block, at a block's border, over several blocks, over a prefill chunk."""
+
+
+def prompts(seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(5, 255) for _ in range(size)] for size in SIZES]
+
+
+def engine(model: str, **options: Any) -> LLM:
+    return LLM(
+        model=str(models.resolve(model)),
+        dtype="float32",
+        enforce_eager=True,
+        block_size=32,
+        max_model_len=1024,
+        max_num_seqs=8,
+        max_num_batched_tokens=1024,
+        kv_cache_memory_bytes=KV,
+        distributed_executor_backend="vllm.v1.executor.uniproc_executor.UniProcExecutor",
+        disable_log_stats=True,
+        **options,
+    )
+
+
+def answers(llm: LLM, asked: list[list[int]]) -> list[Any]:
+    """Greedy answers; turns that are ended early go on from their tokens so far."""
+    made: list[list[int]] = [[] for _ in asked]
+    ends = []
+    while open_ := [i for i, tokens in enumerate(made) if len(tokens) < OUTPUT]:
+        outputs = llm.generate(
+            [{"prompt_token_ids": asked[i] + made[i]} for i in open_],
+            [
+                SamplingParams(temperature=0, max_tokens=OUTPUT - len(made[i]), ignore_eos=True)
+                for i in open_
+            ],
+            use_tqdm=False,
+        )
+        for i, output in zip(open_, outputs, strict=True):
+            made[i] += output.outputs[0].token_ids
+            ends.append([output.outputs[0].finish_reason, output.outputs[0].stop_reason])
+    return [made, ends]
+
+
+def stock() -> Any:
+    asked = prompts(0)
+    return {
+        model: {"prompts": asked, "tokens": answers(engine(model), asked)[0]}
+        for model in ("tiny", "tiny-b")
+    }
+
+
+class Whims(RolloutScheduler):
+    """Grants, memory and ends at random: every step gets another budget of tokens and blocks."""
+
+    rng = random.Random(7)
+    seen = {"refused": 0, "granted": 0, "preempted": 0, "ended": 0}
+
+    def _ask(self) -> Grant:
+        if self.rng.random() < 0.3:
+            self.seen["refused"] += 1
+            return Grant(0, Refusal.BUSY)
+        self.seen["granted"] += 1
+        return Grant(self.rng.choice((1, 2, 3, 7, 16, 33, 100, self._most_tokens)))
+
+    def _follow_memory(self, *, may_end: bool) -> bool:
+        if not may_end:  # the watcher thread has no whims
+            return False
+        parking = self.device.parking
+        one_request = 1024 // self.block_size
+        parking.set_usable(self.rng.randrange(one_request, 2 * one_request))
+        self.seen["preempted"] = max(
+            [self.seen["preempted"], *(r.num_preemptions for r in self.requests.values())]
+        )
+        if self.running and self.rng.random() < 0.02:
+            self.seen["ended"] += 1
+            self._end([self.rng.choice(self.running)], RECLAIMED)
+        return False
+
+
+def rose(page: Path, model: str, **more: Any) -> dict[str, Any]:
+    """What `--additional-config` would say."""
+    profile = profiles.path_for(model, "auto", "cpu:0")
+    common = {"device": "cpu:0", "page": str(page), "kv_total": KV, "profile": str(profile)}
+    return {"rose": common | more}
+
+
+def random_grants(path: Path) -> Any:
+    page = Page.create(path, kv_total=KV, device="cpu:0")
+    page.publish("node", NodeOrders(epoch=1, state=LeaseState.ACTIVE))
+    llm = engine(
+        "tiny-b",
+        scheduler_cls=Whims,
+        worker_cls="rose.executor.vllm.worker.ElasticWorker",
+        additional_config=rose(path, "tiny-b", dedicated=True),
+    )
+    rounds = [answers(llm, prompts(0)) for _ in range(3)]
+    path.unlink()
+    return {"tokens": [r[0] for r in rounds], "ends": [r[1] for r in rounds], **Whims.seen}
+
+
+def serve_beside(path: Path) -> Any:
+    """A serving engine whose page is unusable: its answers, and whether it lends."""
+    llm = engine(
+        "tiny",
+        scheduler_cls=ServingScheduler,
+        worker_cls="rose.executor.vllm.worker.ElasticWorker",
+        additional_config=rose(path, "tiny", ttft_ms=500, tpot_ms=100),
+    )
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    return {"tokens": answers(llm, prompts(0))[0], "lends": scheduler.device is not None}
+
+
+def unusable_pages(path: Path) -> Any:
+    found = {}
+    header = Page.create(path, kv_total=KV, device="cpu:0").path.read_bytes()
+    bad = {
+        "foreign": b"somebody else's file " * 200,
+        "layout": header[:8] + (LAYOUT + 1).to_bytes(4, "little") + header[12:],
+        "folder": None,
+    }
+    for kind, content in bad.items():
+        path.unlink()
+        path.mkdir() if content is None else path.write_bytes(content)
+        found[kind] = serve_beside(path)
+        found[kind]["untouched"] = content is None or path.read_bytes() == content
+    path.rmdir()
+    return found
+
+
+def main() -> None:
+    folder, page = Path(sys.argv[1]), Path(sys.argv[2])
+    tasks = {
+        "stock": stock,
+        "random_grants": lambda: random_grants(page),
+        "unusable_pages": lambda: unusable_pages(page),
+    }
+    for name, task in tasks.items():
+        part = folder / f"{name}.part"
+        part.write_text(json.dumps(task()))
+        part.rename(folder / f"{name}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Greedy answers equal those of stock engines, whatever is granted, taken back or interrupted."""
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from rose.bench.arrivals import Fixed
+
+
+@pytest.mark.parametrize(("role", "model"), [("serving", "tiny"), ("rollout", "tiny-b")])
+def test_answers_are_those_of_a_stock_engine(
+    active_node: Any, stock: Any, complete: Any, judge: Any, role: str, model: str
+) -> None:
+    reference = stock.result("stock")[model]
+    url = getattr(active_node, f"{role}_url")
+    answers = complete(url, model, reference["prompts"], len(reference["tokens"][0]))
+    assert [a.tokens for a in answers] == reference["tokens"]
+    assert {a.finish_reason for a in answers} == {"length"}
+    # The judge, which the other tests trust, must agree with stock vLLM.
+    for answer in answers:
+        judge.accept(model, answer.prompt, answer.tokens)
+
+
+def test_random_grants_random_memory_and_random_ends(stock: Any) -> None:
+    """In one process: every step gets a random budget of tokens and blocks, some turns are ended."""
+    reference = stock.result("stock")["tiny-b"]["tokens"]
+    found = stock.result("random_grants")
+    assert found["tokens"] == [reference] * len(found["tokens"])
+    for whim in ("refused", "granted", "preempted", "ended"):
+        assert found[whim] > 0, whim
+    ends = [tuple(end) for ends in found["ends"] for end in ends]
+    assert set(ends) == {("length", None), ("abort", "rose:reclaimed")}
+
+
+def test_rollouts_beside_serving_that_comes_and_goes(
+    active_node: Any, serving_load: Any, start_rollouts: Any
+) -> None:
+    with serving_load(active_node.serving_url):
+        going = start_rollouts(
+            active_node.rollout_url,
+            in_flight=6,
+            trajectories=12,
+            turns=3,
+            prompt_tokens=Fixed(80),
+            turn_tokens=Fixed(60),
+        )
+        record = going.finish()
+    assert record.turns == 36
+
+
+def test_rollouts_through_revocations_drains_and_squeezes(
+    active_node: Any, serving_load: Any, start_rollouts: Any, complete: Any, random_prompts: Any
+) -> None:
+    node = active_node
+    rng = random.Random(3)
+    going = start_rollouts(
+        node.rollout_url,
+        in_flight=12,
+        trajectories=24,
+        turns=3,
+        prompt_tokens=Fixed(500),
+        turn_tokens=Fixed(150),
+    )
+    with serving_load(node.serving_url, seed=1):
+        for whim in range(8):
+            time.sleep(rng.uniform(0.2, 0.8))
+            if whim % 4 == 3:  # a jump of serving's KV demand far over the watermark
+                asked = random_prompts(whim, 24, 1900)
+                answers = complete(node.serving_url, "tiny", asked, 8)
+                assert {a.finish_reason for a in answers} == {"length"}
+            else:
+                rng.choice((node.revoke, node.drain))()
+                time.sleep(rng.uniform(0.0, 0.3))
+                node.activate()
+        record = going.finish()
+    assert record.turns == 72
+    assert record.resumed_turns > 0
+    assert set(record.aborts) <= {"rose:revoked", "rose:reclaimed", "rose:dormant"}
+    assert not record.broken

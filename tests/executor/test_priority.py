@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from multiprocessing.connection import Connection
+
+import pytest
+
+from rose.executor import priority
+from rose.executor.priority import DEFAULT_DELAY_S, WORKS_BELOW, Preemption
+
+fork = multiprocessing.get_context("fork")
+
+
+def test_measure_tells_what_this_host_does() -> None:
+    core = min(os.sched_getaffinity(0))
+    seen = priority.measure(core, seconds=0.2)
+    assert 0.0 <= seen.idle_share <= 1.0
+    assert seen.works == (seen.idle_share < WORKS_BELOW)
+    assert DEFAULT_DELAY_S <= seen.delay_s < 60.0
+    assert f"{seen.idle_share:.0%}" in str(seen)
+
+
+def test_measure_leaves_the_caller_as_it_was() -> None:
+    before = os.sched_getaffinity(0), os.sched_getscheduler(0)
+    priority.measure(min(before[0]), seconds=0.05)
+    assert (os.sched_getaffinity(0), os.sched_getscheduler(0)) == before
+
+
+@pytest.mark.parametrize(("works", "words"), [(True, "preemption works"), (False, "does NOT work")])
+def test_the_verdict_is_one_sentence(works: bool, words: str) -> None:
+    assert words in str(Preemption(works, 0.05, 0.002))
+
+
+def test_compute_threads_has_the_caller_and_no_other_python_thread() -> None:
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    found = priority.compute_threads()
+    stop.set()
+    other.join()
+    assert found[0] == threading.get_native_id()
+    assert other.native_id not in found
+    assert len(found) == len(set(found))
+
+
+def _change_class(result: Connection) -> None:
+    priority.run_idle()
+    lowered = priority.is_idle()
+    lifted = priority.run_normal()
+    result.send((lowered, lifted, priority.is_idle()))
+
+
+def test_a_process_lowers_itself_and_learns_whether_it_can_rise() -> None:
+    mine, theirs = fork.Pipe()
+    child = fork.Process(target=_change_class, args=(theirs,))
+    child.start()
+    lowered, lifted, idle_after = mine.recv()
+    child.join()
+    assert lowered
+    assert idle_after != lifted
+
+
+def test_lifting_a_process_that_is_gone_is_no_error() -> None:
+    child = fork.Process(target=int)
+    child.start()
+    child.join()
+    assert child.pid is not None
+    assert priority.run_normal(child.pid) is False
+
+
+def test_pin_puts_threads_on_cores() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        priority.pin([threading.get_native_id()], [min(before)])
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
