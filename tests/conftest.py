@@ -22,7 +22,6 @@ from typing import Any
 import psutil
 import pytest
 
-from rose import models
 from rose.cluster import profiles
 from rose.executor.facts import LeaseState, RolloutFacts, ServingFacts
 from rose.executor.latency import Profile

@@ -6,7 +6,6 @@ device. Every number shown is measured in this run.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -195,8 +194,8 @@ def _verdict(facts: dict[str, Any], console: Console) -> bool:
     kept = bool(met["shared"] is not None and met["shared"] >= 0.99)
     words = [
         f"The device was {facts['idle_alone']:.0%} idle; rollouts turned that into "
-        f"{speed['borrowed']:.0f} tokens/s, {facts['harvest_efficiency']:.0%} of what the idle time "
-        f"is worth on a dedicated device.",
+        f"{speed['borrowed']:.0f} tokens/s, {facts['harvest_efficiency']:.0%} of what that idle "
+        "time is worth on a dedicated device.",
         f"Taking the device back took {max(facts['revoke_s']) * 1e3:.0f} ms.",
         "[green]Serving kept its promise.[/]" if kept else "[red]Serving missed its promise.[/]",
         f"({facts['requests']['shared']} requests: a P99 here is rough; "

@@ -254,7 +254,9 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
         part["modes"]["serving_alone"]["slo_attainment"] for part in scenarios.values()
     )
     ratios["scheduler_overhead_us"] = max(part["overhead_us"] for part in scenarios.values())
-    return ratios | found["memory"]["ratios"] | found["orders"]["ratios"]
+    ratios |= found["memory"]["ratios"]
+    ratios |= found["orders"]["ratios"]
+    return ratios
 
 
 def _machine() -> dict[str, Any]:

@@ -382,11 +382,9 @@ class Node:
 
 
 def _shown(engine: Engine | None) -> dict[str, Any] | None:
-    return engine and {
-        "url": engine.url,
-        "pid": engine.pid,
-        "alive": not engine.pid or engine.alive,
-    }
+    if engine is None:
+        return None
+    return {"url": engine.url, "pid": engine.pid, "alive": not engine.pid or engine.alive}
 
 
 def _stopped(pid: int) -> bool:

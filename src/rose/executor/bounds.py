@@ -7,14 +7,13 @@ running request behind by the difference, again with each step the queue takes. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rose.executor.admission import LatencyBound
 from rose.executor.latency import Step
 
 
-@dataclass(frozen=True)
-class Queue:
+class Queue(NamedTuple):
     """All requests of a serving engine, as its next steps see them."""
 
     decode: int
@@ -27,7 +26,7 @@ class Queue:
     """Tokens computed so far, of all of them."""
 
     def joined_by(self, prompt: int) -> Queue:
-        return replace(self, starting=self.starting + 1, prefill=self.prefill + prompt)
+        return Queue(self.decode, self.starting + 1, self.prefill + prompt, self.context)
 
 
 def bounds(queue: Queue, latency: LatencyBound, budget: int, tpot_s: float) -> tuple[float, float]:
@@ -46,5 +45,7 @@ def bounds(queue: Queue, latency: LatencyBound, budget: int, tpot_s: float) -> t
     clear_s = latency.upper(Step(last, decode, context))
     if steps > 1:
         clear_s += (steps - 1) * latency.upper(Step(room, decode, context))
+    if steps == 1:
+        return step_s, clear_s
     late = max(min(k * step_s, clear_s) - (k - 1) * tpot_s for k in range(1, steps + 1))
     return late, clear_s

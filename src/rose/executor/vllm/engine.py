@@ -1,4 +1,4 @@
-"""What the serving and the rollout scheduler have in common: page, latency, threads, lock, clock."""
+"""What both schedulers have in common: page, latency model, threads, lock, clock."""
 
 from __future__ import annotations
 

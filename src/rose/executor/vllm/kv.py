@@ -2,8 +2,8 @@
 
 vLLM allocates all KV as one `torch.zeros`, touching every page at boot. `LazyZeros` backs that call
 with an anonymous mapping instead: no physical memory until a block is written, and `release` gives
-the pages of parked blocks back (`madvise(DONTNEED)`, so RSS really falls). A released block reads as
-zeros when it is used again; vLLM never reads a block it has not written.
+the pages of parked blocks back (`madvise(DONTNEED)`, so RSS really falls). A released block reads
+as zeros when it is used again; vLLM never reads a block it has not written.
 """
 
 from __future__ import annotations
@@ -91,5 +91,5 @@ class LazyZeros(TorchFunctionMode):
 
 
 MEMORY: KvMemory | None = None
-"""The mapping of this process's engine, set by `ElasticWorker`. Scheduler and worker share a process
-under UniProcExecutor; elsewhere it stays None and parking moves no physical memory."""
+"""The mapping of this process's engine, set by `ElasticWorker`. Scheduler and worker share a
+process under UniProcExecutor; elsewhere it stays None and parking moves no physical memory."""

@@ -1,4 +1,4 @@
-"""What an engine is told through `--additional-config '{"rose": {...}}'`. Unknown keys are refused."""
+"""What `--additional-config '{"rose": {...}}'` tells an engine. Unknown keys are refused."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Parking:
         self._pool = pool
         self._parked: list[Any] = []
         self.block_bytes = block_bytes
-        self.blocks = pool.num_gpu_blocks - 1  # vLLM keeps block 0 as its null block
+        self.blocks: int = pool.num_gpu_blocks - 1  # vLLM keeps block 0 as its null block
         pool.get_usage = self._usage
 
     @property

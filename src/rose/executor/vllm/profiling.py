@@ -23,7 +23,7 @@ from rose.executor.vllm.engine import step_of
 STEPS: list[tuple[Step, float]] = []
 
 
-class NotingScheduler(Scheduler):  # type: ignore[misc]
+class NotingScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         output = super().schedule(throttle_prefills)
         self._noted = step_of(self.requests, output)

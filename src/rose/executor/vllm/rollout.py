@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,20 @@ DORMANT = "rose:dormant"
 """This engine takes no turns now; nothing was computed."""
 
 
-class RolloutScheduler(Scheduler):  # type: ignore[misc]
+class RolloutScheduler(Scheduler):
+    max_num_scheduled_tokens: int
+
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         options = self.options = options_from(vllm_config.additional_config, RolloutOptions)
         page = Page.create(Path(options.page), kv_total=options.kv_total, device=options.device)
+        owner = page.rollout()
+        if owner is not None and owner.writer.alive:
+            raise RuntimeError(
+                f"page {options.page} already has a rollout engine, process {owner.writer.pid}"
+            )
         self.device = Device(self, options, page)
-        self._most_tokens = self.max_num_scheduled_tokens
+        self._most_tokens: int = self.max_num_scheduled_tokens
         self._terms = Terms()
         self._memory_terms = memory.MemoryTerms(
             total=options.kv_total,
@@ -67,6 +74,8 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
         self._claim = 0
         self._revision = time.monotonic_ns() // 1000  # never reused, also not by a restarted engine
         self._step: tuple[Step, float] | None = None
+        self._recent: deque[tuple[float, float]] = deque(maxlen=8)
+        self._step_began = 0.0
         self._ended: list[tuple[Any, str]] = []
         self._stuck_since = math.inf
         self._step_ends = 0.0
@@ -115,6 +124,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
                 self._count["granted"] += 1
                 self._count["granted_tokens"] += step.tokens
                 self._publish(step_ends=time.monotonic() + grant.upper_s)
+                self._step_began = time.monotonic()
                 self._step = (step, device.seconds())
             device.overhead.add(time.perf_counter() - began)
         return output
@@ -127,6 +137,7 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
                 seconds = device.seconds() - started
                 device.latency.observe(step, seconds)
                 self._count["step_last_ms"] = seconds * 1e3
+                self._recent.append((self._step_began, time.monotonic()))
                 self._step = None
             finishing = self._about_to_finish(scheduler_output)
             outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -171,23 +182,25 @@ class RolloutScheduler(Scheduler):  # type: ignore[misc]
         if reading is None:
             return Grant(0, Refusal.PAGE)
         facts = reading.facts if self._alive(reading) else _gone(reading.facts)
-        return admit(facts, want, self.device.latency, self._terms, time.monotonic())
+        occupied = sum(max(0.0, end - max(begin, facts.step_began)) for begin, end in self._recent)
+        return admit(facts, want, self.device.latency, self._terms, time.monotonic(), occupied)
 
     def _want(self) -> Step:
         """What the engine would compute if nobody stopped it."""
         decode = prefill = context = 0
         for request in self.running:
             missing = request.num_tokens - request.num_computed_tokens
+            context += request.num_computed_tokens
             if missing == 1:
                 decode += 1
-                context += request.num_computed_tokens
             else:
                 prefill += missing
         room = self.max_num_active_reqs - len(self.running)
         for request in self.waiting:
             if room <= 0 or prefill >= CHUNK:
                 break
-            prefill += request.num_tokens - request.num_computed_tokens
+            prefill += request.num_tokens
+            context += request.num_tokens  # at worst all but one token of it is a cached prefix
             room -= 1
         return Step(min(prefill, self._most_tokens), decode, context)
 

@@ -20,10 +20,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.executor import priority, slo
+from rose.executor.bounds import Queue, bounds
 from rose.executor.facts import NEVER, RolloutFacts, ServingFacts
 from rose.executor.latency import Step
 from rose.executor.memory import serving_quota
-from rose.executor.page import Page, PageError, Reading
+from rose.executor.page import Page, PageError, Reading, Writer
 from rose.executor.slo import Slo
 from rose.executor.vllm import compat
 from rose.executor.vllm.engine import LIVENESS_S, Device, logger, step_of
@@ -82,6 +83,7 @@ class ServingMixin:
         self._step: tuple[Step, float] | None = None
         self._claim = 0
         self._claim_revision = 0
+        self._claimant: Writer | None = None
         self._bell_seen = -1
         self._looked_at = 0.0
         self._page_broken = False
@@ -97,13 +99,14 @@ class ServingMixin:
         with self.device.lock:
             now = time.monotonic()
             self._respect_claim(now, force=True)
-            self._look(now)
+            self._look()
             self._publish(now)
         self.device.watch("serving", self._while_idle, LIVENESS_S)
 
     def add_request(self, request: Any) -> None:
         if (device := self.device) is None:
-            return super().add_request(request)  # type: ignore[misc,no-any-return]
+            super().add_request(request)  # type: ignore[misc]
+            return
         with device.lock:
             super().add_request(request)  # type: ignore[misc]
             began = time.perf_counter()
@@ -111,7 +114,7 @@ class ServingMixin:
             queued_before = max(0.0, time.time() - request.arrival_time)
             self._lives[request.request_id] = _Life(now - queued_before)
             self._prompts.add(request.num_prompt_tokens)
-            self._look(now)
+            self._look()
             self._publish(now)
             device.overhead.add(time.perf_counter() - began)
 
@@ -127,9 +130,9 @@ class ServingMixin:
             began = time.perf_counter()
             now = time.monotonic()
             step = step_of(self.requests, output)
-            self._look(now)
-            self._publish(now, step_ends=now + device.latency.upper(step) if step.tokens else 0.0)
-            self._step = (step, device.seconds()) if step.tokens else None
+            if step.tokens:
+                self._publish(now, step_ends=now + device.latency.upper(step))
+                self._step = (step, device.seconds())
             device.overhead.add(spent + time.perf_counter() - began)
         return output
 
@@ -147,7 +150,7 @@ class ServingMixin:
             began = time.perf_counter()
             now = time.monotonic()
             self._count_tokens(scheduler_output.num_scheduled_tokens, now)
-            self._look(now)
+            self._look()
             self._publish(now)
             device.overhead.add(spent + time.perf_counter() - began)
             device.overhead.end_step()
@@ -161,7 +164,7 @@ class ServingMixin:
             for request in ended:
                 self._lives.pop(request.request_id, None)
             now = time.monotonic()
-            self._look(now)
+            self._look()
             self._publish(now)
         return ended
 
@@ -188,32 +191,36 @@ class ServingMixin:
                 life.last = now
                 life.emitted = request.num_output_tokens
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
         """Recompute the facts from the requests that are here."""
         assert self.device is not None
         promise, credit = self._lendable, self.options.credit_ms / 1000.0
-        due = first_due = tight_due = NEVER
-        pending = decode = context = waiting_blocks = 0
-        block = self.block_size  # type: ignore[attr-defined]
+        due = first_due = last_tokens = NEVER
+        pending = decode = starting = context = waiting_tokens = 0
         for request_id, life in self._lives.items():
             request = self.requests[request_id]
+            computed = request.num_computed_tokens
+            context += computed
             if life.emitted:
                 decode += 1
-                context += request.num_computed_tokens
                 due = min(
                     due,
                     slo.next_token_deadline(life.first, life.last, life.emitted, promise, credit),
                 )
-                tight_due = min(tight_due, life.last + self._promise.tpot_s)
+                last_tokens = min(last_tokens, life.last)
             else:
-                pending += request.num_prompt_tokens - request.num_computed_tokens
+                starting += 1
+                pending += request.num_prompt_tokens - computed
                 first_due = min(first_due, slo.first_token_deadline(life.arrival, promise))
-                waiting_blocks += -(-(request.num_tokens - request.num_computed_tokens) // block)
-        worst = self._prompts.worst
-        next_step, clear = self._bounds(pending, decode, context)
-        next_with_new, clear_with_new = self._bounds(pending + worst, decode, context)
+                waiting_tokens += request.num_tokens - computed + self.block_size  # type: ignore[attr-defined]
+        latency, most = self.device.latency, self.max_num_scheduled_tokens
+        queue = Queue(decode, starting, pending, context)
+        next_step, clear = bounds(queue, latency, most, promise.tpot_s)
+        joined = queue.joined_by(self._prompts.worst)
+        next_with_new, clear_with_new = bounds(joined, latency, most, promise.tpot_s)
         parking = self.device.parking
         used = parking.used * parking.block_bytes
+        waiting_blocks = waiting_tokens // self.block_size  # type: ignore[attr-defined]
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
         self._facts = ServingFacts(
             tick=self._facts.tick + 1,
@@ -221,9 +228,9 @@ class ServingMixin:
             waiting=waiting,
             decode_deadline=due,
             prefill_deadline=first_due,
-            tight_decode_deadline=tight_due,
-            next_step_s=next_step,
-            clear_s=clear,
+            tight_decode_deadline=last_tokens + self._promise.tpot_s,
+            next_step_s=next_step if queue.decode or queue.starting else 0.0,
+            clear_s=clear if queue.decode or queue.starting else 0.0,
             next_step_with_new_s=next_with_new,
             clear_with_new_s=clear_with_new,
             ttft_s=promise.ttft_s,
@@ -231,29 +238,18 @@ class ServingMixin:
             kv_used=used,
             kv_need=used + waiting_blocks * parking.block_bytes,
             kv_max=parking.blocks * parking.block_bytes,
-            worst_prompt=worst,
+            worst_prompt=self._prompts.worst,
             overhead_us=self.device.overhead.mean_us,
-            latency_error=self.device.latency.error,
-            latency_coverage=self.device.latency.coverage,
+            latency_error=latency.error,
+            latency_coverage=latency.coverage,
         )
-
-    def _bounds(self, prefill: int, decode: int, context: int) -> tuple[float, float]:
-        """Upper bounds of the next step, and until all that prefill is done."""
-        assert self.device is not None
-        upper = self.device.latency.upper
-        room = max(1, self.max_num_scheduled_tokens - decode)
-        if prefill <= room:
-            one = upper(Step(prefill, decode, context))
-            return one, one
-        full = upper(Step(room, decode, context + prefill))
-        chunks, rest = divmod(prefill, room)
-        return full, chunks * full + upper(Step(rest, decode, context + prefill))
 
     def _publish(self, now: float, step_ends: float = 0.0) -> None:
         assert self.device is not None
         page, parking = self.device.page, self.device.parking
         facts = self._facts = msgspec.structs.replace(
             self._facts,
+            step_began=now if step_ends else 0.0,
             step_ends=step_ends,
             kv_quota=parking.usable_bytes,
             kv_acked=self._claim_revision,
@@ -276,7 +272,7 @@ class ServingMixin:
         return self.options.headroom * self.options.kv_total
 
     def _lift_rollout(self) -> None:
-        """Priority inheritance by hand: memory is needed, so let the rollout engine give it back."""
+        """Priority inheritance by hand: let the rollout engine give back the memory we need."""
         if (reading := self._rollout()) is not None and reading.facts.preemptible:
             priority.run_normal(reading.writer.pid)
 
@@ -285,10 +281,10 @@ class ServingMixin:
         return self.device.page.rollout()
 
     def _while_idle(self) -> None:
-        now = time.monotonic()
-        if self._respect_claim(now):
-            self._look(now)
-            self._publish(now, self._facts.step_ends)
+        if self._respect_claim(time.monotonic()):
+            began, ends = self._facts.step_began, self._facts.step_ends
+            self._look()
+            self._publish(began, ends)
 
     def _respect_claim(self, now: float, force: bool = False) -> bool:
         """Keep the quota at what the rollout engine's claim leaves; True when something changed."""
@@ -302,8 +298,11 @@ class ServingMixin:
         reading = self._rollout()
         if reading is not None and reading.writer.alive:
             claim, revision = reading.facts.kv_claim, reading.facts.kv_revision
+            self._claimant = reading.writer
+        elif self._claimant is not None and self._claimant.alive:
+            return renewed  # torn, lying or emptied half of a live engine: keep what is in force
         elif reading is None and device.page.rollout_writer_alive():
-            return renewed  # torn or lying half of a live engine: keep what is in force
+            claim, revision = device.page.kv_total, 0  # never read yet: assume the worst
         else:
             claim, revision = 0, 0
         if (claim, revision) == (self._claim, self._claim_revision) and not force:
@@ -335,9 +334,9 @@ class ServingMixin:
         return True
 
 
-class ServingScheduler(ServingMixin, Scheduler):  # type: ignore[misc]
+class ServingScheduler(ServingMixin, Scheduler):
     """For engines without asynchronous scheduling (CPU)."""
 
 
-class AsyncServingScheduler(ServingMixin, AsyncScheduler):  # type: ignore[misc]
+class AsyncServingScheduler(ServingMixin, AsyncScheduler):
     """For GPU engines, which schedule asynchronously. Not yet run on a GPU."""
