@@ -100,7 +100,6 @@ class RolloutFacts(msgspec.Struct, frozen=True):
     """Latest epoch of the node's orders that has been carried out."""
     running: int = 0
     waiting: int = 0
-    step_ends: float = 0.0
     preemptible: int = 0
     """1 when the kernel runs serving before a rollout step already begun."""
     granted: int = 0

@@ -1,6 +1,6 @@
 """The control page: one small shared-memory file through which a device's processes see each other.
 
-Layout (little endian, all offsets fixed, `LAYOUT` counts changes of it):
+Layout (little endian, all offsets fixed, `LAYOUT` changes with it):
 
     0     header    magic, layout, size, physical KV bytes, device name
     128   bells     four 32-bit words, one per waiter; rung by whoever has news for it
@@ -23,6 +23,7 @@ import errno
 import fcntl
 import mmap
 import os
+import select
 import struct
 import time
 import zlib
@@ -36,7 +37,7 @@ from rose.executor import futex
 from rose.executor.facts import NodeOrders, RolloutFacts, ServingFacts
 
 MAGIC = b"ROSEPAGE"
-LAYOUT = 1
+VERSION = 1
 SIZE = 2560
 BELLS = 128
 BELL = {"serving": BELLS, "gate": BELLS + 4, "watch": BELLS + 8, "node": BELLS + 12}
@@ -68,6 +69,34 @@ class Writer:
     @property
     def alive(self) -> bool:
         return self.pid > 0 and process_start(self.pid) == self.started
+
+
+class Peer:
+    """Whether the process behind a section lives, cheaply: one `poll` of its pidfd per look."""
+
+    def __init__(self) -> None:
+        self._writer: Writer | None = None
+        self._pidfd = -1
+
+    def alive(self, writer: Writer) -> bool:
+        if writer != self._writer:
+            self._forget()
+            self._writer = writer
+            if writer.alive:
+                self._pidfd = os.pidfd_open(writer.pid)
+        if self._pidfd < 0:
+            return False
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        if ended.poll(0):
+            self._forget()
+            return False
+        return True
+
+    def _forget(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._pidfd = -1
 
 
 @dataclass(frozen=True)
@@ -103,6 +132,7 @@ class _Codec:
         codes = ["d" if isinstance(value, float) else "q" for value in defaults]
         self.kind = kind
         self.struct = struct.Struct("<" + "".join(codes))
+        self.shape = (kind.__struct_fields__, codes)
         assert _PREFIX.size + self.struct.size <= SECTION_SIZE
 
     def pack(self, facts: ServingFacts | RolloutFacts | NodeOrders) -> bytes:
@@ -117,6 +147,8 @@ _CODECS = {
     "rollout": _Codec(RolloutFacts),
     "node": _Codec(NodeOrders),
 }
+LAYOUT = VERSION << 24 | zlib.crc32(repr([c.shape for c in _CODECS.values()]).encode()) & 0xFFFFFF
+"""Version and a fingerprint of all fields: engines of different builds never misread each other."""
 
 
 class Page:
@@ -130,6 +162,7 @@ class Page:
         self._map = mmap.mmap(descriptor, SIZE)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._sequence = dict.fromkeys(SECTION, 0)
+        self._rung = int.from_bytes(os.urandom(4))  # a bell need only show something new
         self._me = Writer(os.getpid(), process_start(os.getpid()) or 0)
 
     @classmethod
@@ -194,10 +227,9 @@ class Page:
         payload = _CODECS[section].pack(facts)
         sequence = self._sequence[section] = (self._sequence[section] + 2) & 0xFFFFFFFE
         where = SECTION[section]
-        prefix = _PREFIX.pack(sequence, zlib.crc32(payload), self._me.pid, self._me.started)
-        os.pwrite(self._fd, _BELL.pack(sequence | 1), where)
-        os.pwrite(self._fd, prefix[4:] + payload, where + 4)
-        os.pwrite(self._fd, prefix[:4], where)
+        prefix = _PREFIX.pack(sequence | 1, zlib.crc32(payload), self._me.pid, self._me.started)
+        os.pwrite(self._fd, prefix + payload, where)
+        os.pwrite(self._fd, _BELL.pack(sequence), where)
 
     def serving(self) -> Reading[ServingFacts] | None:
         return self._read("serving")
@@ -239,7 +271,8 @@ class Page:
         return int(_BELL.unpack(raw)[0]) if len(raw) == 4 else 0
 
     def ring(self, name: str) -> None:
-        os.pwrite(self._fd, _BELL.pack((self.bell(name) + 1) & 0xFFFFFFFF), BELL[name])
+        self._rung = (self._rung + 1) & 0xFFFFFFFF
+        os.pwrite(self._fd, _BELL.pack(self._rung), BELL[name])
         futex.wake_all(self._address + BELL[name])
 
     def wait(self, name: str, seen: int, timeout_s: float) -> bool:

@@ -23,9 +23,9 @@ from rose.executor import lifecycle, memory, priority
 from rose.executor.admission import CHUNK, RULES, Grant, Refusal, Terms, admit
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFacts
 from rose.executor.latency import Step
-from rose.executor.page import Page, Reading
+from rose.executor.page import Page, Peer, Reading
 from rose.executor.vllm import compat
-from rose.executor.vllm.engine import LIVENESS_S, Device, step_of
+from rose.executor.vllm.engine import Device, step_of
 from rose.executor.vllm.options import RolloutOptions, options_from
 
 compat.check()
@@ -34,6 +34,8 @@ GATE_S = 0.02
 """Longest wait inside `schedule`: bounds how late a new or aborted turn is noticed."""
 STUCK_S = 1.0
 """A turn that does not fit into the whole budget for this long is ended: elsewhere it may fit."""
+LOOK_S = 0.1
+"""Orders and memory are looked at this often even if nobody rang: growth needs no bell."""
 NODE_GRACE_S = 5.0
 """Without a node nobody could take the device back, so the engine lets go; time for a restart."""
 LAST_TURN = "rose_last_turn"
@@ -78,9 +80,10 @@ class RolloutScheduler(Scheduler):
         self._step_began = 0.0
         self._ended: list[tuple[Any, str]] = []
         self._stuck_since = math.inf
-        self._step_ends = 0.0
-        self._serving_alive = False
-        self._serving_seen_at = 0.0
+        self._serving = Peer()
+        self._node = Peer()
+        self._bell_seen = -1
+        self._looked_at = 0.0
         self._node_seen_at = time.monotonic()
         self._count: dict[str, float] = defaultdict(int)
         self.device.parking.set_usable(0)
@@ -123,7 +126,6 @@ class RolloutScheduler(Scheduler):
             if step.tokens:
                 self._count["granted"] += 1
                 self._count["granted_tokens"] += step.tokens
-                self._publish(step_ends=time.monotonic() + grant.upper_s)
                 self._step_began = time.monotonic()
                 self._step = (step, device.seconds())
             device.overhead.add(time.perf_counter() - began)
@@ -144,8 +146,8 @@ class RolloutScheduler(Scheduler):
             began = time.perf_counter()
             self._forget_prefixes(finishing)
             self._obey()
-            self._publish()
-            self._deliver_ends(outputs)
+            if not self._deliver_ends(outputs):
+                self._publish()
             device.overhead.add(time.perf_counter() - began)
             if scheduler_output.total_num_scheduled_tokens:
                 device.overhead.end_step()
@@ -205,21 +207,24 @@ class RolloutScheduler(Scheduler):
         return Step(min(prefill, self._most_tokens), decode, context)
 
     def _alive(self, reading: Reading[ServingFacts]) -> bool:
-        now = time.monotonic()
-        if now - self._serving_seen_at > LIVENESS_S:
-            self._serving_alive = reading.writer.alive
-            self._serving_seen_at = now
-        return self._serving_alive
+        return self._serving.alive(reading.writer)
 
     # ---- orders and memory
 
     def _while_idle(self) -> None:
         """From the watcher thread: what can be done without waiting for the step in flight."""
         self._follow_orders()
-        self._follow_memory(may_end=False)
-        self._publish(self._step_ends)
+        if self._follow_memory(may_end=False):
+            self._follow_orders()  # an engine that now has its memory is active
+        self._publish()
 
     def _obey(self) -> None:
+        """Carry out what the node ordered and serving needs, if anything may have changed."""
+        now, bell = time.monotonic(), self.device.page.bell("watch")
+        turned_away = bool(self.requests) and not lifecycle.takes_turns(self._state)
+        if bell == self._bell_seen and now - self._looked_at < LOOK_S and not turned_away:
+            return
+        self._bell_seen, self._looked_at = bell, now
         self._follow_orders()
         if not lifecycle.takes_turns(self._state):
             turns = [r for r in self.requests.values() if not r.is_finished()]
@@ -244,7 +249,7 @@ class RolloutScheduler(Scheduler):
         ordered = LeaseState(reading.facts.state)
         self._terms = _terms(reading.facts)
         now = time.monotonic()
-        if now - self._node_seen_at > LIVENESS_S and reading.writer.alive:
+        if self._node.alive(reading.writer):
             self._node_seen_at = now
         if now - self._node_seen_at > NODE_GRACE_S:
             ordered = LeaseState.DORMANT
@@ -342,7 +347,8 @@ class RolloutScheduler(Scheduler):
         kind = "ended_reclaimed" if reason == RECLAIMED else "ended_revoked"
         self._count[kind] += len(requests)
 
-    def _deliver_ends(self, outputs: dict[int, Any]) -> None:
+    def _deliver_ends(self, outputs: dict[int, Any]) -> bool:
+        """Tell the clients of turns that were ended; True when there were any."""
         for request, reason in self._ended:
             mine = outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[]))
             mine.outputs.append(
@@ -350,9 +356,12 @@ class RolloutScheduler(Scheduler):
                     request.request_id, [], finish_reason=FinishReason.ABORT, stop_reason=reason
                 )
             )
-        if self._ended:
-            self._ended.clear()
-            self.device.page.ring("node")
+        if not self._ended:
+            return False
+        self._ended.clear()
+        self._publish()
+        self.device.page.ring("node")
+        return True
 
     # ---- prefixes across turns
 
@@ -379,8 +388,7 @@ class RolloutScheduler(Scheduler):
 
     # ---- facts
 
-    def _publish(self, step_ends: float = 0.0) -> None:
-        self._step_ends = step_ends
+    def _publish(self) -> None:
         parking, count = self.device.parking, self._count
         running, waiting = self.get_request_counts()
         self._count["tick"] += 1
@@ -392,7 +400,6 @@ class RolloutScheduler(Scheduler):
                 epoch=self._epoch,
                 running=running,
                 waiting=waiting,
-                step_ends=step_ends,
                 preemptible=int(self._terms.preempt_s is not None),
                 granted=int(count["granted"]),
                 granted_tokens=int(count["granted_tokens"]),

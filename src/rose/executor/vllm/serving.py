@@ -24,7 +24,7 @@ from rose.executor.bounds import Queue, bounds
 from rose.executor.facts import NEVER, RolloutFacts, ServingFacts
 from rose.executor.latency import Step
 from rose.executor.memory import serving_quota
-from rose.executor.page import Page, PageError, Reading, Writer
+from rose.executor.page import Page, PageError, Peer, Reading, Writer
 from rose.executor.slo import Slo
 from rose.executor.vllm import compat
 from rose.executor.vllm.engine import LIVENESS_S, Device, logger, step_of
@@ -84,6 +84,7 @@ class ServingMixin:
         self._claim = 0
         self._claim_revision = 0
         self._claimant: Writer | None = None
+        self._peer = Peer()
         self._bell_seen = -1
         self._looked_at = 0.0
         self._page_broken = False
@@ -256,7 +257,8 @@ class ServingMixin:
         )
         try:
             page.publish("serving", facts)
-            page.ring("gate")
+            if self._claim:
+                page.ring("gate")
             if self._news_for_rollout:
                 self._news_for_rollout = False
                 page.ring("watch")
@@ -296,7 +298,7 @@ class ServingMixin:
         self._bell_seen, self._looked_at = bell, now
         renewed = self._renew_promise()
         reading = self._rollout()
-        if reading is not None and reading.writer.alive:
+        if reading is not None and self._peer.alive(reading.writer):
             claim, revision = reading.facts.kv_claim, reading.facts.kv_revision
             self._claimant = reading.writer
         elif self._claimant is not None and self._claimant.alive:
