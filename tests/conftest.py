@@ -243,6 +243,7 @@ def _engines(
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
+            preexec_fn=lambda: os.nice(10),  # the node's engines are needed first
         )
     try:
         yield node, Stock(folder, process)

@@ -50,7 +50,7 @@ class Scenario:
 class Settings:
     model: str = "smollm2"
     device: str = "cpu:0"
-    kv_gb: float = 1.0
+    kv_gb: float = 0.25
     seconds: float = 160.0
     repeats: int = 2
     quick: bool = False
@@ -88,6 +88,7 @@ def node_config(settings: Settings) -> NodeConfig:
             ttft_ms=FIRST_SLO.ttft_s * 1e3,
             tpot_ms=FIRST_SLO.tpot_s * 1e3,
             max_model_len=1024,
+            args=["--max-num-batched-tokens", "512"],
         ),
         rollout=RolloutConfig(model=settings.model, max_model_len=1024, max_seqs=16),
     )
@@ -109,7 +110,8 @@ async def run(settings: Settings, say: Say) -> dict[str, Any]:
                 node, scenario, settings, service, say
             )
         say("memory pressure, revocation, activation, dormant cost")
-        found["memory"] = await pressure.measure(node, 4 if settings.quick else 12, say)
+        found["memory"] = await pressure.measure(node, 3 if settings.quick else 10, say)
+        found["policies"] = await pressure.compare_policies(node, 1 if settings.quick else 4, say)
         found["orders"] = await pressure.orders(node, 6 if settings.quick else ORDERS_REPEATED)
     return {
         "bench": "executor",
@@ -255,6 +257,7 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
     )
     ratios["scheduler_overhead_us"] = max(part["overhead_us"] for part in scenarios.values())
     ratios |= found["memory"]["ratios"]
+    ratios |= found["policies"]["ratios"]
     ratios |= found["orders"]["ratios"]
     return ratios
 

@@ -11,15 +11,26 @@ from typing import Any
 import aiohttp
 import psutil
 
+from rose import models
 from rose.bench import rollouts
+from rose.bench.arrivals import LogNormal
 from rose.bench.colocated import VOCABULARY, Workload, settle
 from rose.bench.stats import percentiles
 from rose.cluster.node import Node
+from rose.executor.memory import POLICIES
 
 NEEDED_SHARE = 0.25
 """Of the device's KV: what serving suddenly wants in every round."""
 DORMANT_S = 10.0
 FILL_S = 30.0
+JUMP_EVERY_S = 12.0
+HUNGRY = replace(
+    Workload(0.0, False).rollouts,
+    prompt_tokens=LogNormal(96, 0.3, 192),
+    turn_tokens=LogNormal(48, 0.5, 128),
+    think_s=0.0,
+)
+"""Rollouts whose contexts fill most of the KV memory."""
 
 
 async def measure(node: Node, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -27,13 +38,11 @@ async def measure(node: Node, rounds: int, say: Callable[[str], None]) -> dict[s
     stop = asyncio.Event()
     assert node.rollout is not None and node.serving is not None
     node.rule, node.preemptible = "rose", True
-    plan = replace(Workload(0.0, False).rollouts, think_s=0.0)
     taken: list[float] = []
     steps: list[float] = []
-    ended: dict[str, int] = {}
     await node.activate()
     rolling = asyncio.create_task(
-        rollouts.drive(node.rollout.url, plan, stop, model=node.config.rollout.model)
+        rollouts.drive(node.rollout.url, HUNGRY, stop, model=node.config.rollout.model)
     )
     try:
         for number in range(rounds):
@@ -45,7 +54,6 @@ async def measure(node: Node, rounds: int, say: Callable[[str], None]) -> dict[s
     finally:
         stop.set()
         record = await rolling
-        ended = dict(record.aborts)
         await node.revoke()
     worst = percentiles(taken)
     step_worst = percentiles(steps)
@@ -57,11 +65,38 @@ async def measure(node: Node, rounds: int, say: Callable[[str], None]) -> dict[s
     return {
         "reclaim_s": taken,
         "rollout_step_s": steps,
-        "ended_turns": ended,
+        "ended_turns": dict(record.aborts),
         "ratios": {
             "reclaim_ms_p99": worst.p99 * 1e3,
             "reclaim_step_ms": step_worst.worst * 1e3,
         },
+    }
+
+
+async def compare_policies(node: Node, jumps: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Rollout tokens/s under the same repeated memory jumps, per memory policy."""
+    assert node.rollout is not None
+    speeds: dict[str, float] = {}
+    for policy in POLICIES:
+        node.memory_policy = policy
+        await node.activate()
+        stop = asyncio.Event()
+        rolling = asyncio.create_task(
+            rollouts.drive(node.rollout.url, HUNGRY, stop, model=node.config.rollout.model)
+        )
+        await asyncio.sleep(JUMP_EVERY_S)
+        for number in range(jumps):
+            await _jump(node, seed=100 + number)
+            await asyncio.sleep(JUMP_EVERY_S)
+        stop.set()
+        record = await rolling
+        speeds[policy] = record.tokens / record.span_s
+        await node.revoke()
+        say(f"  {policy}: {speeds[policy]:.1f} rollout tokens/s under {jumps} memory jumps")
+    node.memory_policy = node.config.rollout.memory_policy
+    return {
+        "rollout_tok_s": speeds,
+        "ratios": {"aimd_vs_halve_and_freeze": speeds["aimd"] / speeds["halve_and_freeze"]},
     }
 
 
@@ -82,11 +117,9 @@ async def _jump(node: Node, seed: int) -> tuple[float, float]:
     before = node.page.serving()
     assert before is not None
     needed = int(NEEDED_SHARE * node.page.kv_total)
-    blocks = before.facts.kv_max
-    tokens = _tokens_for(node, needed, blocks)
+    tokens = _tokens_for(node, needed)
     length = min(512, tokens)
     count = -(-tokens // length)
-    longest_step = 0.0
     watching = asyncio.create_task(_until_quota(node, before.facts.kv_quota + needed))
     async with aiohttp.ClientSession() as session:
         sending = [
@@ -135,10 +168,8 @@ def _poll_quota(node: Node, wanted: int) -> tuple[float, float]:
     raise RuntimeError("serving did not get its memory within a minute")
 
 
-def _tokens_for(node: Node, needed: int, kv_max: int) -> int:
+def _tokens_for(node: Node, needed: int) -> int:
     """Prompt tokens whose KV takes `needed` bytes."""
-    from rose import models
-
     assert node.config.serving is not None
     return needed // models.kv_bytes_per_token(models.resolve(node.config.serving.model))
 

@@ -120,10 +120,12 @@ class Engine:
     async def ready(self, session: aiohttp.ClientSession) -> None:
         deadline = time.monotonic() + READY_S
         while not await self.healthy(session):
-            if not self.alive:
+            if self.pid and not self.alive:
                 raise ConfigError(f"the {self.role} engine ended at start: {self.last_words()}")
             if time.monotonic() > deadline:
-                raise ConfigError(f"the {self.role} engine is not healthy after {READY_S:.0f} s")
+                raise ConfigError(
+                    f"the {self.role} engine at {self.url} is not healthy after {READY_S:.0f} s"
+                )
             await asyncio.sleep(0.25)
 
     def keep_to(self, cores: tuple[int, ...]) -> None:

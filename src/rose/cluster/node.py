@@ -27,6 +27,7 @@ from rose.cluster.engine import Engine, attached, free_port
 from rose.executor import priority
 from rose.executor.admission import RULES
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts
+from rose.executor.memory import POLICIES
 from rose.executor.page import Page, Reading
 from rose.executor.priority import Preemption
 from rose.executor.slo import Slo
@@ -62,6 +63,7 @@ class Node:
         self.config = config
         self.preemption: Preemption | None = None
         self.rule = config.rollout.rule
+        self.memory_policy: str = config.rollout.memory_policy
         self.preemptible = True
         """Whether to use sub-step preemption where the host has it."""
         self.slo: Slo | None = None
@@ -111,6 +113,7 @@ class Node:
             ]
             await asyncio.gather(*waits)
             self._keep_off_device()
+            self._check_attached()
             if "rollout" not in found:
                 await self._warm_up()
         except BaseException:
@@ -129,6 +132,17 @@ class Node:
 
     def _start(self, role: str, port: int) -> Engine:
         return Engine.start(self.config, role, port, self._options(role))
+
+    def _check_attached(self) -> None:
+        """An attached serving engine must be on this page, else nothing protects it."""
+        if self.config.serving is None or not self.config.serving.attach:
+            return
+        reading = self.page.serving()
+        if reading is None or not reading.writer.alive:
+            raise ConfigError(
+                f"serving.attach: the engine at {self.config.serving.attach} does not write to "
+                f"page {self.config.page_path}; start it with rose's options (docs/sre.md)"
+            )
 
     def _keep_off_device(self) -> None:
         for engine in (self.serving, self.rollout):
@@ -209,7 +223,8 @@ class Node:
         preempt = self.preemption.delay_s if self.preemption and self.preemptible else 0.0
         rule = list(RULES).index(self.rule)
         slo = (self.slo.ttft_s * 1e3, self.slo.tpot_s * 1e3) if self.slo else (0.0, 0.0)
-        return NodeOrders(self._orders.epoch + 1, state, rule, int(preempt * 1e6), *slo)
+        policy = POLICIES.index(self.memory_policy)
+        return NodeOrders(self._orders.epoch + 1, state, rule, int(preempt * 1e6), policy, *slo)
 
     def promise(self, slo: Slo) -> None:
         """Change serving's SLO without restarting it."""
@@ -325,10 +340,7 @@ class Node:
             assert config.serving is not None
             names = ("ttft_ms", "tpot_ms", "credit_ms", "slo_margin")
             return options | {name: getattr(config.serving, name) for name in names}
-        return options | {
-            "dedicated": config.serving is None,
-            "memory_policy": config.rollout.memory_policy,
-        }
+        return options | {"dedicated": config.serving is None}
 
     def rollout_facts(self) -> Reading[RolloutFacts] | None:
         return self.page.rollout()

@@ -23,8 +23,8 @@ MAX_BYTES = 1 << 50
 """No device holds a pebibyte of KV; a larger number is a lie or garbage."""
 
 
-MAX_RULE = 4
-"""Admission rules are numbered from 0."""
+MAX_RULE, MAX_POLICY = 4, 1
+"""Admission rules and memory policies are numbered from 0."""
 
 
 class LeaseState(IntEnum):
@@ -146,6 +146,8 @@ class NodeOrders(msgspec.Struct, frozen=True):
     """Position of the admission rule in `admission.RULES`."""
     preempt_us: int = 0
     """Measured delay of sub-step preemption; 0 when the device has none."""
+    memory_policy: int = 0
+    """Position of the memory policy in `memory.POLICIES`."""
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
     """Serving's promises, if they changed since its engine started; 0 when not."""
@@ -154,6 +156,7 @@ class NodeOrders(msgspec.Struct, frozen=True):
         return _absurd(self) or _first(
             (self.state > max(LeaseState), "an unknown state"),
             (self.rule > MAX_RULE, "an unknown rule"),
+            (self.memory_policy > MAX_POLICY, "an unknown memory policy"),
         )
 
 

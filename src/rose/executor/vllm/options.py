@@ -47,7 +47,6 @@ class ServingOptions(DeviceOptions, frozen=True, forbid_unknown_fields=True, kw_
 class RolloutOptions(DeviceOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dedicated: bool = False
     """No serving engine shares this device."""
-    memory_policy: str = "aimd"
 
 
 O = TypeVar("O", bound=DeviceOptions)  # noqa: E741

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,6 @@ class RolloutScheduler(Scheduler):
         self._memory_terms = memory.MemoryTerms(
             total=options.kv_total,
             headroom=0.0 if options.dedicated else options.headroom,
-            policy=options.memory_policy,
             rollout_max=self.device.parking.blocks * self.device.parking.block_bytes,
         )
         self._state = LeaseState.DORMANT
@@ -248,6 +248,8 @@ class RolloutScheduler(Scheduler):
             return False
         ordered = LeaseState(reading.facts.state)
         self._terms = _terms(reading.facts)
+        policy = memory.POLICIES[reading.facts.memory_policy]
+        self._memory_terms = replace(self._memory_terms, policy=policy)
         now = time.monotonic()
         if self._node.alive(reading.writer):
             self._node_seen_at = now
