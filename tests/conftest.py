@@ -1,4 +1,4 @@
-"""One real co-serving node for the whole run, started once, and proof that it leaves nothing behind.
+"""One real co-serving node for the whole run, started once, and proof that it leaves nothing.
 
 `node` is a `rose node` process with both engines (tiny models made on the spot, latency profiles
 ready-made so that nothing is measured). `stock` is a process beside it in which stock and patched
@@ -28,7 +28,7 @@ from rose.executor.latency import Profile
 from rose.executor.page import Page
 
 START_S = 240.0
-"""Two engines and the stock process import vLLM at once; on two cores that takes most of a minute."""
+"""Two engines and the stock process import vLLM at once: most of a minute on two cores."""
 SERVING, ROLLOUT = "tiny", "tiny-b"
 KV_GB = 0.0625
 """64 MiB: a dozen long serving prompts cross the watermark, two dozen long turns fill the rest."""

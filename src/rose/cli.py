@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -148,6 +149,7 @@ def demo(
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: engines too
     app()
 
 

@@ -8,7 +8,7 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -30,7 +30,7 @@ from rose.executor.vllm.serving import ServingScheduler
 KV = 8 << 20
 OUTPUT = 48
 SIZES = (5, 17, 33, 64, 100, 150, 260, 700)
-"""Prompt lengths: within a block, at a block's border, over several blocks, over a prefill chunk."""
+"""Prompt lengths: within a block, at a block's border, over several, over a prefill chunk."""
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -85,7 +85,7 @@ class Whims(RolloutScheduler):
     """Grants, memory and ends at random: every step gets another budget of tokens and blocks."""
 
     rng = random.Random(7)
-    seen = {"refused": 0, "granted": 0, "preempted": 0, "ended": 0}
+    seen: ClassVar = {"refused": 0, "granted": 0, "preempted": 0, "ended": 0}
 
     def _ask(self) -> Grant:
         if self.rng.random() < 0.3:
@@ -144,10 +144,11 @@ def serve_beside(path: Path) -> Any:
 
 def unusable_pages(path: Path) -> Any:
     found = {}
-    header = Page.create(path, kv_total=KV, device="cpu:0").path.read_bytes()
+    Page.create(path, kv_total=KV, device="cpu:0").publish("node", NodeOrders())
+    in_use = path.read_bytes()
     bad = {
         "foreign": b"somebody else's file " * 200,
-        "layout": header[:8] + (LAYOUT + 1).to_bytes(4, "little") + header[12:],
+        "layout": in_use[:8] + (LAYOUT ^ 1).to_bytes(4, "little") + in_use[12:],
         "folder": None,
     }
     for kind, content in bad.items():

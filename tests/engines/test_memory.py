@@ -156,7 +156,7 @@ def test_the_second_turn_finds_its_prefix(active_node: Any, random_prompts: Any)
 
     first = turn(prompt)
     context = prompt + first["choices"][0]["token_ids"]
-    second = turn(context + [9, 8, 7])
+    second = turn([*context, 9, 8, 7])
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(context) // 32 * 32 - 32
 
 

@@ -24,7 +24,7 @@ def test_answers_are_those_of_a_stock_engine(
 
 
 def test_random_grants_random_memory_and_random_ends(stock: Any) -> None:
-    """In one process: every step gets a random budget of tokens and blocks, some turns are ended."""
+    """In one process: every step gets a random budget of tokens and blocks, some turns end."""
     reference = stock.result("stock")["tiny-b"]["tokens"]
     found = stock.result("random_grants")
     assert found["tokens"] == [reference] * len(found["tokens"])

@@ -65,7 +65,9 @@ serving_facts = numbers(
     kv_max=st.integers(1000, MAX_BYTES),
 )
 rollout_facts = numbers(RolloutFacts, kv_max=st.integers(1000, MAX_BYTES), state=st.integers(0, 3))
-node_orders = numbers(NodeOrders, state=st.integers(0, 3), rule=st.integers(0, 3))
+node_orders = numbers(
+    NodeOrders, state=st.integers(0, 3), rule=st.integers(0, 4), memory_policy=st.integers(0, 1)
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

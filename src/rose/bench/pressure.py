@@ -22,12 +22,12 @@ from rose.executor.memory import POLICIES
 NEEDED_SHARE = 0.25
 """Of the device's KV: what serving suddenly wants in every round."""
 DORMANT_S = 10.0
-FILL_S = 30.0
+FILL_S = 40.0
 JUMP_EVERY_S = 12.0
 HUNGRY = replace(
     Workload(0.0, False).rollouts,
-    prompt_tokens=LogNormal(96, 0.3, 192),
-    turn_tokens=LogNormal(48, 0.5, 128),
+    prompt_tokens=LogNormal(144, 0.2, 224),
+    turn_tokens=LogNormal(64, 0.4, 128),
     think_s=0.0,
 )
 """Rollouts whose contexts fill most of the KV memory."""
@@ -106,7 +106,8 @@ async def _rollout_regrows(node: Node) -> None:
     most = (1.0 - node.config.headroom) * node.page.kv_total
     while time.monotonic() < deadline:
         reading = node.page.rollout()
-        if reading is not None and reading.facts.kv_resident > 0.9 * most:
+        facts = reading.facts if reading is not None else None
+        if facts and facts.kv_resident > 0.9 * most and facts.kv_used > 0.5 * most:
             return
         await asyncio.sleep(0.1)
 

@@ -130,8 +130,9 @@ class Engine:
 
     def keep_to(self, cores: tuple[int, ...]) -> None:
         """Pin the HTTP server; the engine core below it places its own threads."""
-        for thread in psutil.Process(self.pid).threads():
-            os.sched_setaffinity(thread.id, cores)
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            for thread in psutil.Process(self.pid).threads():
+                os.sched_setaffinity(thread.id, cores)
 
     def last_words(self) -> str:
         """The line of the log that most likely says what went wrong."""

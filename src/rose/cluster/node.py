@@ -28,7 +28,7 @@ from rose.executor import priority
 from rose.executor.admission import RULES
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts
 from rose.executor.memory import POLICIES
-from rose.executor.page import Page, Reading
+from rose.executor.page import Page, PageError, Reading
 from rose.executor.priority import Preemption
 from rose.executor.slo import Slo
 
@@ -100,7 +100,12 @@ class Node:
                 self._profiles["serving"].profile,
             )
         self.preemption = await asyncio.to_thread(self._try_preemption)
-        self.page = Page.create(config.page_path, kv_total=config.kv_total, device=config.device)
+        try:
+            self.page = Page.create(
+                config.page_path, kv_total=config.kv_total, device=config.device
+            )
+        except PageError as error:
+            raise ConfigError(str(error)) from error
         reading = self.page.node()
         self._orders = reading.facts if reading is not None else NodeOrders()
         self.session = await self._stack.enter_async_context(aiohttp.ClientSession())
@@ -251,21 +256,31 @@ class Node:
         pause = {"serving": RESTART_S, "rollout": RESTART_S}
         while True:
             await asyncio.sleep(SUPERVISE_S)
-            now = time.monotonic()
-            if why := self._rollout_is_stuck(now):
-                await self._kill_rollout(why)
-            for role in ("serving", "rollout"):
-                engine: Engine | None = getattr(self, role)
-                if engine is None or not engine.pid or engine.alive:
-                    continue
-                log.error("engine died", extra={"facts": {"role": role, "log": str(engine.log)}})
-                await engine.stop(also=self.core(role), gently=False)
-                if role == "rollout" and not self.config.restart_rollout:
-                    self.rollout = None
-                    continue
-                await asyncio.sleep(pause[role])
-                pause[role] = min(60.0, 2 * pause[role])
-                await self._restart(role, engine)
+            try:
+                await self._look_after(pause)
+            except Exception:
+                log.exception("supervision failed; going on")
+
+    async def _look_after(self, pause: dict[str, float]) -> None:
+        if self.page.mend():
+            log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
+            self.page.publish("node", self._orders)
+        if why := self._rollout_is_stuck(time.monotonic()):
+            await self._kill_rollout(why)
+        for role in ("serving", "rollout"):
+            engine: Engine | None = getattr(self, role)
+            if engine is None or not engine.pid or engine.alive:
+                continue
+            log.error("engine died", extra={"facts": {"role": role, "log": str(engine.log)}})
+            await engine.stop(also=self.core(role), gently=False)
+            if role == "rollout" and not self.config.restart_rollout:
+                self.rollout = None
+                continue
+            self.ready = False
+            await asyncio.sleep(pause[role])
+            pause[role] = min(60.0, 2 * pause[role])
+            await self._restart(role, engine)
+            self.ready = True
 
     async def _restart(self, role: str, dead: Engine) -> None:
         port = int(dead.url.rpartition(":")[2])

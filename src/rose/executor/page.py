@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import math
 import mmap
 import os
 import select
@@ -151,6 +152,10 @@ LAYOUT = VERSION << 24 | zlib.crc32(repr([c.shape for c in _CODECS.values()]).en
 """Version and a fingerprint of all fields: engines of different builds never misread each other."""
 
 
+def _header(kv_total: int, device: str) -> bytes:
+    return _HEADER.pack(MAGIC, LAYOUT, SIZE, kv_total, device.encode()[:64])
+
+
 class Page:
     """An open page. `create` makes the file, `open` attaches to an existing one."""
 
@@ -172,7 +177,7 @@ class Page:
         The file is filled in place and under a lock, never replaced: engines that start at once, or
         have it open already, must not end up with two different pages.
         """
-        header = _HEADER.pack(MAGIC, LAYOUT, SIZE, kv_total, device.encode()[:64])
+        header = _header(kv_total, device)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -222,6 +227,20 @@ class Page:
     def close(self) -> None:
         os.close(self._fd)
         self._fd = -1
+
+    def mend(self) -> bool:
+        """Write the header again if something damaged it; True when it did.
+
+        The sections heal with their writers' next word. Nobody else writes the header, and without
+        it no restarted engine or node could attach again.
+        """
+        header = _header(self.kv_total, self.device)
+        size = os.fstat(self._fd).st_size
+        if size >= SIZE and os.pread(self._fd, len(header), 0) == header:
+            return False
+        os.ftruncate(self._fd, max(SIZE, size))
+        os.pwrite(self._fd, header, 0)
+        return True
 
     def publish(self, section: str, facts: ServingFacts | RolloutFacts | NodeOrders) -> None:
         payload = _CODECS[section].pack(facts)
@@ -286,7 +305,7 @@ class Page:
             return False
 
     def describe(self) -> dict[str, Any]:
-        """Everything on the page, for `rose page dump`."""
+        """Everything on the page as JSON has it: a deadline that is never is null."""
         shown: dict[str, Any] = {
             "path": str(self.path),
             "layout": LAYOUT,
@@ -299,6 +318,9 @@ class Page:
             shown[section] = reading and {
                 "pid": reading.writer.pid,
                 "alive": reading.writer.alive,
-                **msgspec.structs.asdict(reading.facts),
+                **{
+                    name: value if math.isfinite(value) else None
+                    for name, value in msgspec.structs.asdict(reading.facts).items()
+                },
             }
         return shown

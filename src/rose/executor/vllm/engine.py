@@ -55,21 +55,25 @@ class Device:
             others = {t.native_id for t in threading.enumerate() if t.native_id} - set(compute)
             priority.pin(others, self.options.host_cores)
 
-    def watch(self, bell: str, act: Callable[[], None], every_s: float) -> None:
-        """Call `act` under the lock whenever the bell rings, also while the engine is idle."""
+    def watch(self, bell: str, act: Callable[[], bool], every_s: float) -> None:
+        """Call `act` under the lock whenever the bell rings, also while the engine is idle.
+
+        `act` does a short piece of work and says whether there is more.
+        """
 
         def loop() -> None:
             while True:
                 seen = self.page.bell(bell)
                 with self.lock:
-                    act()
-                self.page.wait(bell, seen, every_s)
+                    more = act()
+                if not more:
+                    self.page.wait(bell, seen, every_s)
 
         threading.Thread(target=loop, name=f"rose-{bell}", daemon=True).start()
 
 
 class Overhead:
-    """What our code costs the engine per step, in microseconds (moving mean)."""
+    """CPU time of our code in the engine's thread per step, in microseconds (moving mean)."""
 
     def __init__(self) -> None:
         self.mean_us = 0.0

@@ -113,22 +113,22 @@ class RolloutScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         device = self.device
         device.place_threads()
-        began = time.perf_counter()
+        began = time.thread_time()
         with device.lock:
             self._obey()
-        device.overhead.add(time.perf_counter() - began)
+        device.overhead.add(time.thread_time() - began)
         grant = self._gate()
         with device.lock:
             self.max_num_scheduled_tokens = min(grant.tokens, self._most_tokens)
             output = super().schedule(throttle_prefills)
-            began = time.perf_counter()
+            began = time.thread_time()
             step = step_of(self.requests, output)
             if step.tokens:
                 self._count["granted"] += 1
                 self._count["granted_tokens"] += step.tokens
                 self._step_began = time.monotonic()
                 self._step = (step, device.seconds())
-            device.overhead.add(time.perf_counter() - began)
+            device.overhead.add(time.thread_time() - began)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -143,12 +143,12 @@ class RolloutScheduler(Scheduler):
                 self._step = None
             finishing = self._about_to_finish(scheduler_output)
             outputs = super().update_from_output(scheduler_output, model_runner_output)
-            began = time.perf_counter()
+            began = time.thread_time()
             self._forget_prefixes(finishing)
             self._obey()
             if not self._deliver_ends(outputs):
                 self._publish()
-            device.overhead.add(time.perf_counter() - began)
+            device.overhead.add(time.thread_time() - began)
             if scheduler_output.total_num_scheduled_tokens:
                 device.overhead.end_step()
         return outputs
@@ -160,10 +160,10 @@ class RolloutScheduler(Scheduler):
         deadline = time.monotonic() + GATE_S
         page = self.device.page
         while True:
-            began = time.perf_counter()
+            began = time.thread_time()
             seen = page.bell("gate")
             grant = self._ask()
-            self.device.overhead.add(time.perf_counter() - began)
+            self.device.overhead.add(time.thread_time() - began)
             left = deadline - time.monotonic()
             if grant.tokens or left <= 0:
                 break
@@ -211,12 +211,13 @@ class RolloutScheduler(Scheduler):
 
     # ---- orders and memory
 
-    def _while_idle(self) -> None:
+    def _while_idle(self) -> bool:
         """From the watcher thread: what can be done without waiting for the step in flight."""
         self._follow_orders()
         if self._follow_memory(may_end=False):
             self._follow_orders()  # an engine that now has its memory is active
         self._publish()
+        return False
 
     def _obey(self) -> None:
         """Carry out what the node ordered and serving needs, if anything may have changed."""

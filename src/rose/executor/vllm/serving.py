@@ -34,6 +34,11 @@ compat.check()
 
 PROMPTS_REMEMBERED = 512
 WORST_PROMPT_QUANTILE = 0.99
+SLICE = 16 << 20
+"""Bytes parked at a time: returning pages takes the lock, and serving must not wait for it."""
+GUARDED = 0.5
+"""Share of the first-token promise that the worst-case new prompt may need by itself. A longer one
+counts as this long: else one prompt that no device could serve in time would end all lending."""
 FIRST_WORST_PROMPT = 256
 """Worst-case new prompt assumed before any has been seen."""
 
@@ -89,6 +94,7 @@ class ServingMixin:
         self._looked_at = 0.0
         self._page_broken = False
         self._news_for_rollout = False
+        self._handing_over = False
         try:
             page = Page.create(
                 Path(self.options.page), kv_total=self.options.kv_total, device=self.options.device
@@ -110,50 +116,50 @@ class ServingMixin:
             return
         with device.lock:
             super().add_request(request)  # type: ignore[misc]
-            began = time.perf_counter()
+            began = time.thread_time()
             now = time.monotonic()
             queued_before = max(0.0, time.time() - request.arrival_time)
             self._lives[request.request_id] = _Life(now - queued_before)
             self._prompts.add(request.num_prompt_tokens)
             self._look()
             self._publish(now)
-            device.overhead.add(time.perf_counter() - began)
+            device.overhead.add(time.thread_time() - began)
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         if (device := self.device) is None:
             return super().schedule(throttle_prefills)  # type: ignore[misc]
         device.place_threads()
         with device.lock:
-            began = time.perf_counter()
+            began = time.thread_time()
             self._respect_claim(time.monotonic())
-            spent = time.perf_counter() - began
+            spent = time.thread_time() - began
             output = super().schedule(throttle_prefills)  # type: ignore[misc]
-            began = time.perf_counter()
+            began = time.thread_time()
             now = time.monotonic()
             step = step_of(self.requests, output)
             if step.tokens:
                 self._publish(now, step_ends=now + device.latency.upper(step))
                 self._step = (step, device.seconds())
-            device.overhead.add(spent + time.perf_counter() - began)
+            device.overhead.add(spent + time.thread_time() - began)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         if (device := self.device) is None:
             return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         with device.lock:
-            began = time.perf_counter()
+            began = time.thread_time()
             if self._step is not None:
                 step, started = self._step
                 device.latency.observe(step, device.seconds() - started)
                 self._step = None
-            spent = time.perf_counter() - began
+            spent = time.thread_time() - began
             outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-            began = time.perf_counter()
+            began = time.thread_time()
             now = time.monotonic()
             self._count_tokens(scheduler_output.num_scheduled_tokens, now)
             self._look()
             self._publish(now)
-            device.overhead.add(spent + time.perf_counter() - began)
+            device.overhead.add(spent + time.thread_time() - began)
             device.overhead.end_step()
         return outputs
 
@@ -217,7 +223,10 @@ class ServingMixin:
         latency, most = self.device.latency, self.max_num_scheduled_tokens
         queue = Queue(decode, starting, pending, context)
         next_step, clear = bounds(queue, latency, most, promise.tpot_s)
-        joined = queue.joined_by(self._prompts.worst)
+        worst = min(
+            self._prompts.worst, max(1, latency.prefill_within(GUARDED * promise.ttft_s, 0, 0))
+        )
+        joined = queue.joined_by(worst)
         next_with_new, clear_with_new = bounds(joined, latency, most, promise.tpot_s)
         parking = self.device.parking
         used = parking.used * parking.block_bytes
@@ -239,7 +248,7 @@ class ServingMixin:
             kv_used=used,
             kv_need=used + waiting_blocks * parking.block_bytes,
             kv_max=parking.blocks * parking.block_bytes,
-            worst_prompt=self._prompts.worst,
+            worst_prompt=worst,
             overhead_us=self.device.overhead.mean_us,
             latency_error=latency.error,
             latency_coverage=latency.coverage,
@@ -282,11 +291,13 @@ class ServingMixin:
         assert self.device is not None
         return self.device.page.rollout()
 
-    def _while_idle(self) -> None:
-        if self._respect_claim(time.monotonic()):
+    def _while_idle(self) -> bool:
+        """From the watcher thread; True when there is more memory to hand over."""
+        if self._respect_claim(time.monotonic(), force=self._handing_over):
             began, ends = self._facts.step_began, self._facts.step_ends
             self._look()
             self._publish(began, ends)
+        return self._handing_over
 
     def _respect_claim(self, now: float, force: bool = False) -> bool:
         """Keep the quota at what the rollout engine's claim leaves; True when something changed."""
@@ -316,9 +327,12 @@ class ServingMixin:
             self.options.headroom,
             parking.blocks * parking.block_bytes,
         )
-        reached = parking.set_usable(quota // parking.block_bytes)
-        if reached * parking.block_bytes > quota:
-            return True  # requests hold more: not acknowledged, rollout waits, we look again
+        wanted = quota // parking.block_bytes
+        slice_end = max(wanted, parking.usable - max(1, SLICE // parking.block_bytes))
+        reached = parking.set_usable(slice_end)
+        self._handing_over = reached == slice_end > wanted
+        if reached > wanted:
+            return True  # more to park, or requests hold it: not acknowledged, rollout waits
         self._claim, self._claim_revision = claim, revision
         self._news_for_rollout = True
         return True

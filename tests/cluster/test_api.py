@@ -1,0 +1,96 @@
+"""The node's HTTP API without engines: who may call it, and what it says when orders fail."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from rose.cluster.api import application
+from rose.executor.facts import RolloutFacts, ServingFacts
+from rose.executor.page import Page
+
+ROUTES = [
+    ("GET", "/health"),
+    ("GET", "/status"),
+    ("GET", "/page"),
+    ("GET", "/metrics"),
+    ("POST", "/activate"),
+    ("POST", "/drain"),
+    ("POST", "/revoke"),
+]
+
+
+class FakeNode:
+    """A node without engines: what the API needs of one."""
+
+    def __init__(self, page: Page, secret: str | None) -> None:
+        self.config = SimpleNamespace(secret=secret)
+        self.page = page
+        self.ready = True
+        self.serving = self.rollout = self.session = None
+        self.restarts = {"serving": 0, "rollout": 2}
+        self.last_activate_s = self.last_revoke_s = 0.25
+        self.orders: list[str] = []
+
+    def status(self) -> dict[str, Any]:
+        return {"state": "dormant"}
+
+    async def activate(self) -> float:
+        raise TimeoutError("the rollout engine is not active after 10 s")
+
+    async def drain(self) -> float:
+        self.orders.append("drain")
+        return 0.1
+
+    async def revoke(self) -> float:
+        self.orders.append("revoke")
+        return 0.1
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> FakeNode:
+    page = Page.create(tmp_path / "page", kv_total=1 << 20, device="cpu:0")
+    page.publish("serving", ServingFacts(ttft_s=0.5, tpot_s=0.1, kv_max=1 << 20, kv_quota=1 << 19))
+    page.publish("rollout", RolloutFacts(granted=7, refused_busy=3, kv_max=1 << 20))
+    return FakeNode(page, None)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_the_secret_guards_every_route(fake: FakeNode, method: str, path: str) -> None:
+    fake.config.secret = "open sesame"
+    client = TestClient(application(fake))  # type: ignore[arg-type]
+    for wrong in ({}, {"Authorization": "Bearer open"}, {"Authorization": "Bearer "}):
+        assert client.request(method, path, headers=wrong).status_code == 401
+    assert not fake.orders
+    right = {"Authorization": "Bearer open sesame"}
+    assert client.request(method, path, headers=right).status_code in (200, 504)
+
+
+def test_orders_answer_with_their_time_or_say_what_failed(fake: FakeNode) -> None:
+    client = TestClient(application(fake))  # type: ignore[arg-type]
+    done = client.post("/revoke")
+    assert (done.status_code, done.json()) == (200, {"seconds": 0.1, "state": "dormant"})
+    failed = client.post("/activate")
+    assert failed.status_code == 504
+    assert "not active" in failed.json()["error"]
+    assert client.get("/activate").status_code == 405
+
+
+def test_the_page_can_be_read_over_http(fake: FakeNode) -> None:
+    answer = TestClient(application(fake)).get("/page")  # type: ignore[arg-type]
+    assert answer.text.count("NaN") == answer.text.count("Infinity") == 0, "not JSON"
+    assert answer.json()["rollout"]["granted"] == 7
+
+
+def test_metrics_say_what_is_on_the_page(fake: FakeNode) -> None:
+    text = TestClient(application(fake)).get("/metrics").text  # type: ignore[arg-type]
+    for line in (
+        "rose_grants_total 7.0",
+        'rose_refusals_total{reason="busy"} 3.0',
+        'rose_kv_quota_bytes{engine="serving"} 524288.0',
+        'rose_engine_restarts_total{engine="rollout"} 2.0',
+        'rose_lease_state{state="dormant"} 1.0',
+    ):
+        assert line in text.splitlines()
