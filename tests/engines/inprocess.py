@@ -95,8 +95,10 @@ class Whims(RolloutScheduler):
         return Grant(self.rng.choice((1, 2, 3, 7, 16, 33, 100, self._most_tokens)))
 
     def _follow_memory(self, *, may_end: bool) -> bool:
-        if not may_end:  # the watcher thread has no whims
-            return False
+        return False
+
+    def _obey(self) -> None:
+        super()._obey()
         parking = self.device.parking
         one_request = 1024 // self.block_size
         parking.set_usable(self.rng.randrange(one_request, 2 * one_request))
@@ -106,7 +108,6 @@ class Whims(RolloutScheduler):
         if self.running and self.rng.random() < 0.02:
             self.seen["ended"] += 1
             self._end([self.rng.choice(self.running)], RECLAIMED)
-        return False
 
 
 def rose(page: Path, model: str, **more: Any) -> dict[str, Any]:

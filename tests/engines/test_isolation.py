@@ -1,8 +1,8 @@
 """Whatever happens to the rollout engine, the node or the page: serving's users do not notice.
 
 In every test but the one about serving's own death a stream of serving requests runs until the
-memory is back, and is checked token by token at its end. Tests run in this order: those that need an engine to be
-started again come last, with the restart of the node among them.
+memory is back, and is checked token by token at its end. Tests run in this order: those that need
+an engine to be started again come last, with the restart of the node among them.
 """
 
 import os
@@ -53,14 +53,6 @@ def gone(pid: int) -> bool:
 
 
 # ---- pages
-
-
-@pytest.mark.parametrize("kind", ["foreign", "layout", "folder"])
-def test_serving_starts_without_lending_when_its_page_is_unusable(stock: Any, kind: str) -> None:
-    found = stock.result("unusable_pages")[kind]
-    assert found["tokens"] == stock.result("stock")["tiny"]["tokens"]
-    assert not found["lends"]
-    assert found["untouched"], "it deleted a file that is not its own"
 
 
 def test_a_lying_rollout_half_cannot_take_servings_headroom(node: Any, serving_load: Any) -> None:
@@ -253,3 +245,14 @@ def test_kill_of_the_serving_core(
     assert node.serving_url == url
     (answer,) = complete(url, "tiny", random_prompts(0, 1, 20), 24)
     judge.accept("tiny", answer.prompt, answer.tokens)
+
+
+# ---- at start
+
+
+@pytest.mark.parametrize("kind", ["foreign", "layout", "folder"])
+def test_serving_starts_without_lending_when_its_page_is_unusable(stock: Any, kind: str) -> None:
+    found = stock.result("unusable_pages")[kind]
+    assert found["tokens"] == stock.result("stock")["tiny"]["tokens"]
+    assert not found["lends"]
+    assert found["untouched"], "it deleted a file that is not its own"

@@ -169,9 +169,15 @@ class Engine:
                 await asyncio.sleep(0.05)
         for member in members:
             with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+                if not _cleans_up(member):
+                    member.kill()
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
+
+
+def _cleans_up(process: psutil.Process) -> bool:
+    """Python's resource tracker: ends by itself, after removing what the killed ones left."""
+    return any("resource_tracker" in word for word in process.cmdline())
 
 
 def _before_exec(role: str) -> Callable[[], None]:
