@@ -16,7 +16,10 @@ from rose.executor.vllm.parking import Parking
 
 
 class Border:
-    def __init__(self, page: Page, parking: Parking, publish: Callable[[], None]) -> None:
+    def __init__(
+        self, page: Page, parking: Parking, publish: Callable[[], None], *, dedicated: bool
+    ) -> None:
+        self._dedicated = dedicated
         self._page = page
         self._parking = parking
         self._publish = publish
@@ -47,7 +50,7 @@ class Border:
         if wanted < held:
             return self._lower(wanted, held, make_room, now)
         changed = self._stake(wanted)
-        if terms.headroom == 0 or (
+        if self._dedicated or (
             serving is not None
             and memory.may_use(
                 self.claim, self.revision, serving.kv_acked, serving.kv_quota, terms.total

@@ -84,7 +84,7 @@ class RolloutScheduler(Scheduler):
         self._looked_at = 0.0
         self._node_seen_at = time.monotonic()
         self._count: dict[str, float] = defaultdict(int)
-        self._border = Border(page, self.device.parking, self._publish)
+        self._border = Border(page, self.device.parking, self._publish, dedicated=options.dedicated)
         with self.device.lock:
             self._publish()
         self.device.watch("watch", self._while_idle, 1.0)
