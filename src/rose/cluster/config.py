@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rose import models
 from rose.cluster.device import Device, parse_device
 from rose.executor.admission import RULES
+from rose.executor.facts import MAX_SECONDS
 from rose.executor.latency import Profile, Step
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -34,7 +36,7 @@ class EngineConfig(_Strict):
     port: Port = 0
     """0 picks a free port."""
     dtype: str = "auto"
-    """auto: float32 on CPU devices (see docs/executor.md), the model's own elsewhere."""
+    """auto: float32 on CPU devices (see docs/architecture.md), the model's own elsewhere."""
     max_model_len: int = Field(2048, ge=16)
     max_seqs: int = Field(32, ge=1)
     block_size: int = Field(32, ge=1)
@@ -102,7 +104,7 @@ class NodeConfig(_Strict):
     def kv_total(self) -> int:
         return int(self.kv_gb * (1 << 30))
 
-    @property
+    @cached_property
     def where(self) -> Device:
         return parse_device(self.device)
 
@@ -148,7 +150,10 @@ def check_fits(config: NodeConfig) -> None:
     for name, engine in engines.items():
         if engine is None or (isinstance(engine, ServingConfig) and engine.attach):
             continue
-        weights = models.weight_bytes(models.resolve(engine.model), engine.dtype)
+        try:
+            weights = models.weight_bytes(models.resolve(engine.model), engine.dtype)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{name}.model: {error}") from error
         needed += weights + ENGINE_OVERHEAD
         parts.append(f"{name}.model {weights / (1 << 30):.1f} GiB")
     available = psutil.virtual_memory().available
@@ -168,6 +173,8 @@ def check_slo(ttft_ms: float, tpot_ms: float, slo_margin: float, profile: Profil
         ("serving.ttft_ms", ttft_ms, best_first),
         ("serving.tpot_ms", tpot_ms, best_next),
     ):
+        if not promised <= MAX_SECONDS * 1e3:
+            raise ConfigError(f"{field} must be a number of at most {MAX_SECONDS * 1e3:g} ms")
         if promised * (1 - slo_margin) < best:
             raise ConfigError(
                 f"{field} of {promised:g} ms is impossible: the profile's best case is "

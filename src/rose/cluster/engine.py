@@ -83,7 +83,7 @@ class Engine:
         self.pid = pid
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self._started = process_start(pid)
+        self.started = process_start(pid)
 
     @classmethod
     def start(cls, config: NodeConfig, role: str, port: int, options: Mapping[str, Any]) -> Engine:
@@ -108,7 +108,7 @@ class Engine:
     def alive(self) -> bool:
         if self._process is not None:
             self._process.poll()  # reaps it
-        return self._started is not None and process_start(self.pid) == self._started
+        return self.started is not None and process_start(self.pid) == self.started
 
     async def healthy(self, session: aiohttp.ClientSession) -> bool:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):

@@ -75,6 +75,7 @@ def _of_rollout(facts: RolloutFacts, alive: bool) -> Iterator[Metric]:
     ended = CounterMetricFamily("rose_turns_ended", "Turns cut short, by cause.", labels=["cause"])
     ended.add_metric(["reclaimed"], facts.ended_reclaimed)
     ended.add_metric(["revoked"], facts.ended_revoked)
+    ended.add_metric(["dormant"], facts.ended_dormant)
     yield ended
     yield _gauge("rose_rollout_preempted", "Preemptions of the turns here.", facts.preempted)
     yield _count("rose_kv_cuts", "Times rollout gave KV memory back.", facts.kv_cuts)

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import psutil
 
 from rose.cluster import profiles
 from rose.cluster.config import ConfigError, NodeConfig, check_fits, check_slo
 from rose.cluster.engine import Engine, attached, free_port
+from rose.cluster.memo import Memo
 from rose.executor import priority
 from rose.executor.admission import RULES
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts
@@ -76,6 +75,9 @@ class Node:
         self.last_revoke_s = 0.0
         self._suspicion = _Suspicion()
         self._orders = NodeOrders()
+        self._memo = Memo(config.page_path.with_suffix(".json"))
+        self._pause = {"serving": RESTART_S, "rollout": RESTART_S}
+        self._reviving: set[str] = set()
         self._lock = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,7 +87,7 @@ class Node:
     async def start(self) -> None:
         config = self.config
         check_fits(config)
-        found = self._recall()
+        found = self._memo.recall(config.device)
         serving_port = rollout_port = 0
         if config.serving is not None and not config.serving.attach and "serving" not in found:
             serving_port = free_port(config.serving.port, "serving.port")
@@ -106,13 +108,12 @@ class Node:
             )
         except PageError as error:
             raise ConfigError(str(error)) from error
-        reading = self.page.node()
-        self._orders = reading.facts if reading is not None else NodeOrders()
+        self._orders = self._orders_left(found)
         self.session = await self._stack.enter_async_context(aiohttp.ClientSession())
         try:
             self.serving = self._serving(found, serving_port)
             self.rollout = found.get("rollout") or self._start("rollout", rollout_port)
-            self._remember()
+            self._memo.remember([self.serving, self.rollout])
             waits = [
                 engine.ready(self.session) for engine in (self.serving, self.rollout) if engine
             ]
@@ -127,6 +128,16 @@ class Node:
         self.ready = True
         self._tasks.append(asyncio.create_task(self._supervise()))
         log.info("node ready", extra={"facts": self.status()})
+
+    def _orders_left(self, found: dict[str, Engine]) -> NodeOrders:
+        """Go on where an earlier node ended; a lease that its engine still holds is kept."""
+        reading, rollout = self.page.node(), self.page.rollout()
+        left = reading.facts if reading is not None else NodeOrders()
+        held = "rollout" in found and rollout is not None
+        state = rollout.facts.state if held and rollout is not None else LeaseState.DORMANT
+        orders = msgspec.structs.replace(left, epoch=left.epoch + 1, state=state)
+        self.page.publish("node", orders)
+        return orders
 
     def _serving(self, found: dict[str, Engine], port: int) -> Engine | None:
         if self.config.serving is None:
@@ -174,7 +185,7 @@ class Node:
         await asyncio.gather(*(e.stop(also=cores[e.role]) for e in mine))
         if self.config.serving is None or not self.config.serving.attach:
             self.config.page_path.unlink(missing_ok=True)
-        self._memo.unlink(missing_ok=True)
+        self._memo.forget()
         await self._stack.aclose()
 
     def core(self, role: str) -> int | None:
@@ -233,7 +244,8 @@ class Node:
 
     def promise(self, slo: Slo) -> None:
         """Change serving's SLO without restarting it."""
-        assert self.config.serving is not None
+        if self.config.serving is None:
+            raise ConfigError(f"device {self.config.device} serves nobody: it has no SLO")
         check_slo(
             slo.ttft_s * 1e3,
             slo.tpot_s * 1e3,
@@ -248,20 +260,19 @@ class Node:
     def _lift_rollout(self) -> None:
         reading = self.page.rollout()
         if reading is not None and reading.writer.alive and reading.facts.preemptible:
-            priority.run_normal(reading.writer.pid)
+            priority.lift(reading.writer.pid)
 
     # ---- supervision
 
     async def _supervise(self) -> None:
-        pause = {"serving": RESTART_S, "rollout": RESTART_S}
         while True:
             await asyncio.sleep(SUPERVISE_S)
             try:
-                await self._look_after(pause)
+                await self._look_after()
             except Exception:
                 log.exception("supervision failed; going on")
 
-    async def _look_after(self, pause: dict[str, float]) -> None:
+    async def _look_after(self) -> None:
         if self.page.mend():
             log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
             self.page.publish("node", self._orders)
@@ -269,18 +280,26 @@ class Node:
             await self._kill_rollout(why)
         for role in ("serving", "rollout"):
             engine: Engine | None = getattr(self, role)
-            if engine is None or not engine.pid or engine.alive:
+            if engine is None or not engine.pid or engine.alive or role in self._reviving:
                 continue
             log.error("engine died", extra={"facts": {"role": role, "log": str(engine.log)}})
             await engine.stop(also=self.core(role), gently=False)
             if role == "rollout" and not self.config.restart_rollout:
                 self.rollout = None
                 continue
-            self.ready = False
-            await asyncio.sleep(pause[role])
-            pause[role] = min(60.0, 2 * pause[role])
-            await self._restart(role, engine)
-            self.ready = True
+            self._reviving.add(role)
+            self._tasks.append(asyncio.create_task(self._revive(role, engine)))
+
+    async def _revive(self, role: str, dead: Engine) -> None:
+        """Start a dead engine again, beside the watch over the other one."""
+        self.ready = False
+        try:
+            await asyncio.sleep(self._pause[role])
+            self._pause[role] = min(60.0, 2 * self._pause[role])
+            await self._restart(role, dead)
+        finally:
+            self._reviving.discard(role)
+            self.ready = not self._reviving
 
     async def _restart(self, role: str, dead: Engine) -> None:
         port = int(dead.url.rpartition(":")[2])
@@ -290,7 +309,7 @@ class Node:
         fresh = self._start(role, port)
         setattr(self, role, fresh)
         self.restarts[role] += 1
-        self._remember()
+        self._memo.remember([self.serving, self.rollout])
         try:
             await fresh.ready(self.session)
             self._keep_off_device()
@@ -374,39 +393,6 @@ class Node:
             "restarts": self.restarts,
         }
 
-    # ---- memory across a restart of the node
-
-    @property
-    def _memo(self) -> Path:
-        return self.config.page_path.with_suffix(".json")
-
-    def _remember(self) -> None:
-        engines = {
-            e.role: {"url": e.url, "pid": e.pid, "started": e._started, "log": str(e.log)}
-            for e in (self.serving, self.rollout)
-            if e is not None and e.pid
-        }
-        memo = self._memo.with_suffix(f".{os.getpid()}")
-        memo.write_text(json.dumps({"node": os.getpid(), "engines": engines}))
-        memo.chmod(0o600)
-        memo.replace(self._memo)
-
-    def _recall(self) -> dict[str, Engine]:
-        """Engines that an earlier node of this device left running."""
-        try:
-            memo = json.loads(self._memo.read_text())
-        except (OSError, ValueError):
-            return {}
-        if memo["node"] != os.getpid() and _is_node(memo["node"]):
-            raise ConfigError(f"device {self.config.device} already has a node, pid {memo['node']}")
-        found = {}
-        for role, known in memo["engines"].items():
-            engine = Engine(role, known["url"], known["pid"], Path(known["log"]))
-            if engine._started == known["started"] and engine.alive:
-                log.info("found engine again", extra={"facts": {"role": role, "pid": engine.pid}})
-                found[role] = engine
-        return found
-
 
 def _shown(engine: Engine | None) -> dict[str, Any] | None:
     if engine is None:
@@ -417,12 +403,5 @@ def _shown(engine: Engine | None) -> dict[str, Any] | None:
 def _stopped(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _is_node(pid: int) -> bool:
-    try:
-        return any("rose" in word for word in psutil.Process(pid).cmdline())
     except psutil.NoSuchProcess:
         return False

@@ -122,6 +122,7 @@ class RolloutFacts(msgspec.Struct, frozen=True):
     kv_grown: int = 0
     ended_reclaimed: int = 0
     ended_revoked: int = 0
+    ended_dormant: int = 0
     preempted: int = 0
     reclaim_last_ms: float = 0.0
     step_last_ms: float = 0.0

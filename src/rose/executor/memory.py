@@ -43,6 +43,7 @@ class Demand:
     """The rollout engine has a lease and may hold memory."""
     serving_need: int
     serving_alive: bool
+    """Also on a device without a serving engine: nobody there could object."""
     rl_step: int = 0
     """Counts RL steps (or leases): what `halve_and_freeze` thaws on."""
 
@@ -71,7 +72,7 @@ def decide(budget: Budget, demand: Demand, terms: MemoryTerms, now: float) -> Bu
     low = int(terms.headroom * terms.total * (1.0 - WATERMARK))
     if budget.bytes > 0 and left_for_serving < low:
         return Budget(min(budget.bytes // 2, most), now, demand.rl_step)
-    if not demand.serving_alive and terms.headroom > 0:
+    if not demand.serving_alive:
         return budget
     if budget.bytes >= most:
         return replace(budget, calm_since=now) if budget.bytes > most else budget

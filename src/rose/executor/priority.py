@@ -58,6 +58,15 @@ def run_normal(thread: int = 0) -> bool:
     return False
 
 
+def lift(process: int) -> None:
+    """Lift all idle-class threads of another process, if its main thread is one."""
+    with contextlib.suppress(OSError):
+        if is_idle(process):
+            for entry in Path(f"/proc/{process}/task").iterdir():
+                if is_idle(int(entry.name)):
+                    run_normal(int(entry.name))
+
+
 def is_idle(thread: int = 0) -> bool:
     return os.sched_getscheduler(thread) == os.SCHED_IDLE
 

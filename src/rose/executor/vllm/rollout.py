@@ -26,6 +26,7 @@ from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFac
 from rose.executor.latency import Step
 from rose.executor.page import Page, Peer, Reading
 from rose.executor.vllm import compat
+from rose.executor.vllm.border import Border
 from rose.executor.vllm.engine import Device, step_of
 from rose.executor.vllm.options import RolloutOptions, options_from
 
@@ -72,9 +73,6 @@ class RolloutScheduler(Scheduler):
         )
         self._state = LeaseState.DORMANT
         self._epoch = 0
-        self._budget = memory.Budget()
-        self._claim = 0
-        self._revision = time.monotonic_ns() // 1000  # never reused, also not by a restarted engine
         self._step: tuple[Step, float] | None = None
         self._recent: deque[tuple[float, float]] = deque(maxlen=8)
         self._step_began = 0.0
@@ -86,7 +84,7 @@ class RolloutScheduler(Scheduler):
         self._looked_at = 0.0
         self._node_seen_at = time.monotonic()
         self._count: dict[str, float] = defaultdict(int)
-        self.device.parking.set_usable(0)
+        self._border = Border(page, self.device.parking, self._publish, dedicated=options.dedicated)
         with self.device.lock:
             self._publish()
         self.device.watch("watch", self._while_idle, 1.0)
@@ -267,54 +265,20 @@ class RolloutScheduler(Scheduler):
         return changed
 
     def _follow_memory(self, *, may_end: bool) -> bool:
-        """Move rollout's side of the KV border; True when the claim changed."""
-        now = time.monotonic()
+        """Move rollout's side of the KV border; True when something changed."""
         reading = None if self.options.dedicated else self.device.page.serving()
-        alive = reading is not None and self._alive(reading)
+        serving = reading.facts if reading is not None and self._alive(reading) else None
         demand = memory.Demand(
             active=lifecycle.holds_memory(self._state),
-            serving_need=reading.facts.kv_need if reading is not None and alive else 0,
-            serving_alive=alive or self.options.dedicated,
+            serving_need=serving.kv_need if serving is not None else 0,
+            serving_alive=serving is not None or self.options.dedicated,
             rl_step=self._epoch,
         )
-        self._budget = memory.decide(self._budget, demand, self._memory_terms, now)
-        parking = self.device.parking
-        wanted = self._budget.bytes // parking.block_bytes
-        held = parking.usable
-        if wanted < held:
-            reached = parking.set_usable(wanted)
-            if reached > wanted and may_end:
-                self._end_cheapest(reached - wanted)
-                reached = parking.set_usable(wanted)
-            self._count["kv_cuts"] += reached < held
-            self._count["reclaim_last_ms"] = (time.monotonic() - now) * 1e3
-            return self._claim_now(max(wanted, reached) * parking.block_bytes)
-        changed = self._claim_now(wanted * parking.block_bytes)
-        if self.options.dedicated or (
-            reading is not None
-            and alive
-            and memory.may_use(
-                self._claim,
-                self._revision,
-                reading.facts.kv_acked,
-                reading.facts.kv_quota,
-                self.device.page.kv_total,
-            )
-        ):
-            parking.set_usable(wanted)
-            self._count["kv_grown"] += wanted > held
+        room = self._end_cheapest if may_end else None
+        changed = self._border.follow(demand, self._memory_terms, serving, room)
         if may_end:
-            self._end_stuck(now)
-        return changed or parking.usable != held
-
-    def _claim_now(self, claim: int) -> bool:
-        if claim == self._claim:
-            return False
-        self._claim = claim
-        self._revision += 1
-        self._publish()
-        self.device.page.ring("serving")
-        return True
+            self._end_stuck(time.monotonic())
+        return changed
 
     def _end_cheapest(self, blocks: int) -> None:
         """End running turns, least computed work first, until that many blocks are free."""
@@ -347,8 +311,7 @@ class RolloutScheduler(Scheduler):
         ids = [request.request_id for request in requests]
         super().finish_requests(ids, RequestStatus.FINISHED_ABORTED)
         self._ended += [(request, reason) for request in requests]
-        kind = "ended_reclaimed" if reason == RECLAIMED else "ended_revoked"
-        self._count[kind] += len(requests)
+        self._count[reason.replace("rose:", "ended_")] += len(requests)
 
     def _deliver_ends(self, outputs: dict[int, Any]) -> bool:
         """Tell the clients of turns that were ended; True when there were any."""
@@ -412,17 +375,18 @@ class RolloutScheduler(Scheduler):
                 refused_arrival=int(count["refused_arrival"]),
                 refused_page=int(count["refused_page"]),
                 refused_state=int(count["refused_state"]),
-                kv_claim=self._claim,
-                kv_revision=self._revision,
+                kv_claim=self._border.claim,
+                kv_revision=self._border.revision,
                 kv_used=parking.used * parking.block_bytes,
                 kv_resident=parking.usable_bytes,
                 kv_max=parking.blocks * parking.block_bytes,
-                kv_cuts=int(count["kv_cuts"]),
-                kv_grown=int(count["kv_grown"]),
+                kv_cuts=self._border.cuts,
+                kv_grown=self._border.grown,
                 ended_reclaimed=int(count["ended_reclaimed"]),
                 ended_revoked=int(count["ended_revoked"]),
+                ended_dormant=int(count["ended_dormant"]),
                 preempted=sum(r.num_preemptions for r in self.requests.values()),
-                reclaim_last_ms=float(count["reclaim_last_ms"]),
+                reclaim_last_ms=self._border.reclaim_ms,
                 step_last_ms=float(count["step_last_ms"]),
                 overhead_us=self.device.overhead.mean_us,
                 latency_error=self.device.latency.error,

@@ -285,7 +285,7 @@ class ServingMixin:
     def _lift_rollout(self) -> None:
         """Priority inheritance by hand: let the rollout engine give back the memory we need."""
         if (reading := self._rollout()) is not None and reading.facts.preemptible:
-            priority.run_normal(reading.writer.pid)
+            priority.lift(reading.writer.pid)
 
     def _rollout(self) -> Reading[RolloutFacts] | None:
         assert self.device is not None
