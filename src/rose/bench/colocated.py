@@ -59,8 +59,8 @@ class Workload:
 
     rate: float
     bursty: bool
-    prompt: LogNormal = field(default=LogNormal(24, 0.5, 64))
-    output: LogNormal = field(default=LogNormal(6, 0.4, 16))
+    prompt: LogNormal = field(default=LogNormal(16, 0.5, 48))
+    output: LogNormal = field(default=LogNormal(5, 0.3, 12))
     rollouts: RolloutPlan = field(
         default=RolloutPlan(
             in_flight=16,
