@@ -122,6 +122,9 @@ class Node:
             self._check_attached()
             if "rollout" not in found:
                 await self._warm_up()
+        except TimeoutError as error:
+            await self.stop()
+            raise ConfigError(f"{error}; see {self.config.log_dir}/rollout.log") from error
         except BaseException:
             await self.stop()
             raise
