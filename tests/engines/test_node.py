@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,25 @@ def test_a_node_interrupted_while_it_starts_leaves_nothing(
     assert starting.wait(60) == 0
     assert not [pid for pid in engines if Path(f"/proc/{pid}").exists()]
     assert not list(page.parent.glob(f"{page.name}*"))
+
+
+def test_the_slo_can_be_changed_while_serving(node: Any) -> None:
+    def change(body: dict[str, Any]) -> tuple[int, Any]:
+        request = urllib.request.Request(
+            f"{node.url}/slo", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    before = node.serving().ttft_s
+    assert change({"ttft_ms": 900, "tpot_ms": 200})[0] == 200
+    node.until(lambda: node.serving().ttft_s > before, "serving works with the new promise")
+    for bad in ({"ttft_ms": 900}, {"ttft_ms": 900, "tpot_ms": 0.001}, {"ttft_ms": "x"}):
+        status, answer = change(bad)
+        assert status == 400
+        assert answer["error"]
+    assert change({"ttft_ms": 500, "tpot_ms": 100})[0] == 200
+    node.until(lambda: node.serving().ttft_s == before, "serving is back to its first promise")
