@@ -55,7 +55,7 @@ class ServingConfig(EngineConfig):
     ttft_ms: float = Field(gt=0)
     tpot_ms: float = Field(gt=0)
     credit_ms: float = Field(2000.0, ge=0)
-    slo_margin: float = Field(0.2, ge=0, lt=1)
+    slo_margin: float = Field(0.1, ge=0, lt=1)
     attach: str | None = None
     """URL of a serving engine that runs with rose's options already: watched, never started."""
 

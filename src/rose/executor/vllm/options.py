@@ -31,7 +31,7 @@ class ServingOptions(DeviceOptions, frozen=True, forbid_unknown_fields=True, kw_
     tpot_ms: float
     credit_ms: float = 2000.0
     """Most lead of a request that may be lent: bounds the longest stall a reader can see."""
-    slo_margin: float = 0.2
+    slo_margin: float = 0.1
     """Share of each promise kept for what the engine cannot see: HTTP, tokeniser, network."""
 
     @property

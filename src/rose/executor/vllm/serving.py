@@ -23,7 +23,7 @@ from rose.executor import priority, slo
 from rose.executor.bounds import Queue, bounds
 from rose.executor.facts import NEVER, RolloutFacts, ServingFacts
 from rose.executor.latency import Step
-from rose.executor.memory import serving_quota
+from rose.executor.memory import WATERMARK, serving_quota
 from rose.executor.page import Page, PageError, Peer, Reading, Writer
 from rose.executor.slo import Slo
 from rose.executor.vllm import compat
@@ -280,7 +280,8 @@ class ServingMixin:
             self._page_broken = True
 
     def _low_water(self) -> float:
-        return self.options.headroom * self.options.kv_total
+        """Where the policy cuts rollout. Lifting it any earlier would only take compute from us."""
+        return self.options.headroom * self.options.kv_total * (1.0 - WATERMARK)
 
     def _lift_rollout(self) -> None:
         """Priority inheritance by hand: let the rollout engine give back the memory we need."""
