@@ -51,15 +51,22 @@ def executor(
         only=tuple(scenario or ()),
         out=out,
     )
+    target = json_file or out / "executor.json"
+    result: dict[str, Any] = {}
+
+    def keep(so_far: dict[str, Any]) -> None:
+        result.update(so_far)
+        report.write(so_far, target)
+
     try:
-        result = bench.main(settings, say)
+        runs = bench.main(settings, say, keep)
     except ConfigError as error:
         typer.echo(f"rose: {error}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
-        typer.echo("rose: stopped; engines ended, nothing measured to the end is lost above")
+        kept = f"; finished scenarios are in {target}" if result else ""
+        typer.echo(f"rose: stopped, both engines ended{kept}", err=True)
         raise typer.Exit(130) from None
-    runs: dict[str, Any] = result.pop("runs")
     for name, by_mode in runs.items():
         shown = [by_mode[m][-1] for m in ("serving_alone", "share_all", "rose") if by_mode.get(m)]
         picture = out / f"executor_{name}.png"
@@ -70,6 +77,4 @@ def executor(
     report.table(result, console)
     if quick:
         console.print("--quick: few requests per mode, so every P99 is rough")
-    target = json_file or out / "executor.json"
-    report.write(result, target)
     console.print(f"written: {target}")

@@ -35,6 +35,7 @@ MAIN_MODES = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate"
 """The other modes, which compare rules, run where the device is busiest and steady."""
 
 Say = Callable[[str], None]
+Keep = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def node_config(settings: Settings) -> NodeConfig:
     )
 
 
-async def run(settings: Settings, say: Say) -> dict[str, Any]:
+async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, dict[str, list[Run]]]:
+    """Measure everything; `keep` gets the result so far after every part. Returns the runs."""
     logging.getLogger("rose").setLevel(logging.WARNING)
     config = node_config(settings)
     say(f"starting two engines with {settings.model} on {settings.device}")
@@ -117,10 +119,16 @@ async def run(settings: Settings, say: Say) -> dict[str, Any]:
             found[scenario.name], runs[scenario.name] = await _scenario(
                 node, scenario, settings, service, say
             )
+            keep(_result(settings, service, found))
         say("memory pressure, revocation, activation, dormant cost")
         found["memory"] = await pressure.measure(node, 3 if settings.quick else 10, say)
         found["policies"] = await pressure.compare_policies(node, 1 if settings.quick else 4, say)
         found["orders"] = await pressure.orders(node, 6 if settings.quick else ORDERS_REPEATED)
+        keep(_result(settings, service, found))
+    return runs
+
+
+def _result(settings: Settings, service: float, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "bench": "executor",
         "machine": _machine(),
@@ -129,9 +137,8 @@ async def run(settings: Settings, say: Say) -> dict[str, Any]:
             "service_seconds": service,
             "workload": str(Workload(0.0, False)),
         },
-        "modes": found,
+        "modes": dict(found),
         "ratios": _ratios(found),
-        "runs": runs,
     }
 
 
@@ -264,9 +271,8 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
         part["modes"]["serving_alone"]["slo_attainment"] for part in scenarios.values()
     )
     ratios["scheduler_overhead_us"] = max(part["overhead_us"] for part in scenarios.values())
-    ratios |= found["memory"]["ratios"]
-    ratios |= found["policies"]["ratios"]
-    ratios |= found["orders"]["ratios"]
+    for part in ("memory", "policies", "orders"):
+        ratios |= found.get(part, {}).get("ratios", {})
     return ratios
 
 
@@ -280,5 +286,5 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def main(settings: Settings, say: Say) -> dict[str, Any]:
-    return asyncio.run(run(settings, say))
+def main(settings: Settings, say: Say, keep: Keep) -> dict[str, dict[str, list[Run]]]:
+    return asyncio.run(run(settings, say, keep))
