@@ -106,6 +106,8 @@ class ServingMixin:
         with self.device.lock:
             now = time.monotonic()
             self._respect_claim(now, force=True)
+            while self._handing_over:
+                self._respect_claim(now, force=True)
             self._look()
             self._publish(now)
         self.device.watch("serving", self._while_idle, LIVENESS_S)
@@ -293,11 +295,14 @@ class ServingMixin:
         return self.device.page.rollout()
 
     def _while_idle(self) -> bool:
-        """From the watcher thread; True when there is more memory to hand over."""
+        """From the watcher thread; True when there is more memory to hand over.
+
+        Publishes in any case: so a page that somebody damaged heals also while serving is idle.
+        """
+        began, ends = self._facts.step_began, self._facts.step_ends
         if self._respect_claim(time.monotonic(), force=self._handing_over):
-            began, ends = self._facts.step_began, self._facts.step_ends
             self._look()
-            self._publish(began, ends)
+        self._publish(began, ends)
         return self._handing_over
 
     def _respect_claim(self, now: float, force: bool = False) -> bool:
