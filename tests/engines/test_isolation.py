@@ -86,8 +86,13 @@ def test_rollout_refuses_to_work_on_a_lying_serving_half(
     node.until(lambda: going.tokens > 50, "rollouts run")
     for lie in lies:
         refused = node.rollout().refused_page
-        liar.publish("serving", msgspec.structs.replace(honest, **lie))
-        node.until(lambda refused=refused: node.rollout().refused_page > refused, f"refuses {lie}")
+
+        def lied_to(lie: Any = lie, refused: int = refused) -> bool:
+            """Lie again at every look: the real engine mends its half four times a second."""
+            liar.publish("serving", msgspec.structs.replace(honest, **lie))
+            return node.rollout().refused_page > refused
+
+        node.until(lied_to, f"refuses {lie}")
         complete(node.serving_url, "tiny", random_prompts(0, 1, 20), 4)
     going.finish()
 
