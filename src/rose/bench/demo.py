@@ -29,7 +29,7 @@ from rose.cluster.node import Node
 from rose.executor.facts import LeaseState
 from rose.executor.slo import Slo
 
-ALONE_S, SHARED_S, DEDICATED_S = 50.0, 70.0, 15.0
+WINDOW_S, DEDICATED_S = 60.0, 15.0
 RATE = 0.8
 """Serving requests a second: about 40 % of one core with SmolLM2."""
 BAR = 40
@@ -111,7 +111,7 @@ async def show(out: Path, console: Console) -> bool:
             await run_mode(node, MODES["serving_alone"], workload, 6.0, FIRST_SLO, seed=0)
             view.title = "1 of 3: serving alone"
             alone = await run_mode(
-                node, MODES["serving_alone"], workload, ALONE_S, FIRST_SLO, 7, view.watch
+                node, MODES["serving_alone"], workload, WINDOW_S, FIRST_SLO, 7, view.watch
             )
             slo = view.slo = _slo(alone)
             node.promise(slo)
@@ -122,7 +122,7 @@ async def show(out: Path, console: Console) -> bool:
             await settle(node)
             view.title = "3 of 3: the same serving load, rollouts borrow what is idle"
             mode = MODES["rose"]
-            shared = await run_mode(node, mode, workload, SHARED_S, slo, 7, view.watch)
+            shared = await run_mode(node, mode, workload, WINDOW_S, slo, 7, view.watch)
             taken_back = [await _take_back(node) for _ in range(3)]
         facts = _facts(alone, dedicated, shared, slo, taken_back)
         picture = out / "demo.png"

@@ -36,6 +36,7 @@ def draw(runs: list[Run], slo: Slo, kv_total: int, title: str, path: Path) -> No
         _tokens(cells[3], run)
         _split(cells[4], run, kv_total)
         cells[4].set_xlabel("seconds")
+    axes[4][0].legend(loc="lower left", fontsize=8)
     names = ("serving requests", "TTFT, ms", "TPOT, ms", "rollout tokens/s", "KV memory, MiB")
     for row, name in enumerate(names):
         axes[row][0].set_ylabel(name)
@@ -97,4 +98,3 @@ def _split(cell: Any, run: Run, kv_total: int) -> None:
         colors=[ROLLOUT, "#f3d3b0", FREE, SERVING],
         labels=["rollout, in use", "rollout, claimed", "free for serving", "serving, in use"],
     )
-    cell.legend(loc="lower right", fontsize=7)
