@@ -133,13 +133,14 @@ class Tracker:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
         self._seen = 0
+        self.margin = self._margin()
+        """Bound over line; computed once per observed step, read many times."""
         self._covered = 0
 
     def mean(self, step: Step) -> float:
         return self.profile.mean(step) * self._ratio(0.5, otherwise=1.0)
 
-    @property
-    def margin(self) -> float:
+    def _margin(self) -> float:
         recent = self._ratio(QUANTILE, otherwise=self.profile.margin)
         if len(self._sorted) < TRUSTED_AFTER:
             recent = max(recent, self.profile.margin)
@@ -169,6 +170,7 @@ class Tracker:
         insort(self._sorted, ratio)
         if len(self._recent) > WINDOW:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self.margin = self._margin()
 
     def _ratio(self, quantile: float, otherwise: float) -> float:
         if not self._sorted:

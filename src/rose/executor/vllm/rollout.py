@@ -147,8 +147,7 @@ class RolloutScheduler(Scheduler):
             if not self._deliver_ends(outputs):
                 self._publish()
             device.overhead.add(time.thread_time() - began)
-            if scheduler_output.total_num_scheduled_tokens:
-                device.overhead.end_step()
+            device.overhead.end_step()
         return outputs
 
     # ---- compute

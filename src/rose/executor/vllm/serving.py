@@ -257,6 +257,7 @@ class ServingMixin:
         )
 
     def _publish(self, now: float, step_ends: float = 0.0) -> None:
+        """Write the facts; wake the rollout engine, unless a step begins: that grants nothing."""
         assert self.device is not None
         page, parking = self.device.page, self.device.parking
         facts = self._facts = msgspec.structs.replace(
@@ -268,7 +269,7 @@ class ServingMixin:
         )
         try:
             page.publish("serving", facts)
-            if self._claim:
+            if self._claim and not step_ends:
                 page.ring("gate")
             if self._news_for_rollout:
                 self._news_for_rollout = False
