@@ -48,6 +48,7 @@ class Device:
         if self._placed:
             return
         self._placed = True
+        priority.calm("gloo_tcp_loop")  # a dozen of them poll every 10 ms, for a group of one
         compute = priority.compute_threads()
         if self.options.device_cores:
             priority.pin(compute, self.options.device_cores)
