@@ -22,7 +22,7 @@ from rich.text import Text
 
 from rose.bench import timeline
 from rose.bench.colocated import MODES, Run, Workload, run_mode, settle
-from rose.bench.executor import FIRST_SLO, SLO_FACTOR, Settings, node_config
+from rose.bench.executor import FIRST_SLO, Settings, node_config, slo_from
 from rose.bench.stats import attainment, percentiles
 from rose.cluster import api
 from rose.cluster.node import Node
@@ -113,7 +113,7 @@ async def show(out: Path, console: Console) -> bool:
             alone = await run_mode(
                 node, MODES["serving_alone"], workload, WINDOW_S, FIRST_SLO, 7, view.watch
             )
-            slo = view.slo = _slo(alone)
+            slo = view.slo = slo_from(alone)
             node.promise(slo)
             view.title = "2 of 3: rollout alone, the device for itself"
             dedicated = await run_mode(
@@ -132,14 +132,6 @@ async def show(out: Path, console: Console) -> bool:
     report.write_text(json.dumps(facts, indent=2) + "\n")
     console.print(f"picture: {picture}\nnumbers: {report}")
     return kept
-
-
-def _slo(alone: Run) -> Slo:
-    ttft = percentiles([s.ttft_s for s in alone.samples if s.ttft_s is not None])
-    tpot = percentiles([s.tpot_s for s in alone.samples if s.tpot_s is not None])
-    if ttft is None or tpot is None:
-        raise RuntimeError("the serving engine answered nothing; see its log")
-    return Slo(SLO_FACTOR * ttft.p99, SLO_FACTOR * tpot.p99)
 
 
 async def _take_back(node: Node) -> float:

@@ -161,7 +161,7 @@ async def _scenario(
     calibration = await run_mode(
         node, MODES["serving_alone"], workload, settings.window(scenario), FIRST_SLO, seed=100
     )
-    slo = _slo_from(calibration)
+    slo = slo_from(calibration)
     node.promise(slo)
     say(
         f"{scenario.name}: {workload.rate:.2f} req/s, SLO TTFT {slo.ttft_s * 1e3:.0f} ms, "
@@ -180,11 +180,12 @@ async def _scenario(
     return _summary(runs, slo, workload), runs
 
 
-def _slo_from(calibration: Run) -> Slo:
+def slo_from(calibration: Run) -> Slo:
+    """The promises of a scenario: `SLO_FACTOR` x the P99 of serving alone."""
     ttft = percentiles([s.ttft_s for s in calibration.samples if s.ttft_s is not None])
     tpot = percentiles([s.tpot_s for s in calibration.samples if s.tpot_s is not None])
     if ttft is None or tpot is None:
-        raise RuntimeError("the calibration run answered no request")
+        raise RuntimeError("serving alone answered no request; see its log")
     return Slo(SLO_FACTOR * ttft.p99, SLO_FACTOR * tpot.p99)
 
 
