@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -26,6 +27,10 @@ from rose.cluster import profiles
 from rose.executor.facts import LeaseState, RolloutFacts, ServingFacts
 from rose.executor.latency import Profile
 from rose.executor.page import Page
+
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("explore", max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 START_S = 240.0
 """Two engines and the stock process import vLLM at once: most of a minute on two cores."""

@@ -3,7 +3,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rose.bench.arrivals import Request
@@ -100,6 +100,7 @@ requests = st.lists(
 
 
 @given(requests, st.floats(0.1, 100), st.floats(0.01, 1.5), st.integers(1, 99), st.integers(1, 9))
+@example([Request(2.2e-311, 1, 1)], 1.0, 1.0, 1, 1)
 def test_scale_gives_the_rate_and_keeps_the_shape(
     given_requests: list[Request], rate: float, share: float, max_prompt: int, max_output: int
 ) -> None:
@@ -117,8 +118,8 @@ def test_scale_gives_the_rate_and_keeps_the_shape(
     assert all(r.prompt_tokens <= max_prompt and r.output_tokens <= max_output for r in scaled)
     source = [r.arrival_s for r in given_requests[:count]]
     if source[-1] > 0:
-        stretch = scaled[-1].arrival_s / source[-1]
-        assert [r.arrival_s for r in scaled] == pytest.approx([t * stretch for t in source])
+        shape = [t / source[-1] for t in source]
+        assert [r.arrival_s / scaled[-1].arrival_s for r in scaled] == pytest.approx(shape)
 
 
 @given(requests, st.floats(0, 2e5))

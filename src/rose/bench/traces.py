@@ -118,7 +118,7 @@ def scale(
         raise TraceError(f"the trace has no request at or after start={start:g} s")
     if rate is None:
         window = [r for r in rest if duration is None or r.arrival_s < start + duration]
-        factor = 1.0
+        span = length = 1.0
         if not window:
             raise TraceError(f"the trace has no request within {duration:g} s of start={start:g} s")
     else:
@@ -130,10 +130,10 @@ def scale(
             )
         window = rest[:count]
         span = _span(rest, count, start)
-        factor = (count / rate if duration is None else duration) / span if span > 0 else 0.0
+        length = count / rate if duration is None else duration
     return [
         Request(
-            (r.arrival_s - start) * factor,
+            (r.arrival_s - start) / span * length if span > 0 else 0.0,
             min(r.prompt_tokens, max_prompt or r.prompt_tokens),
             min(r.output_tokens, max_output or r.output_tokens),
         )
