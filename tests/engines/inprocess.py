@@ -21,7 +21,6 @@ from vllm import LLM, SamplingParams
 
 from rose import models
 from rose.cluster import profiles
-from rose.executor.admission import Grant, Refusal
 from rose.executor.facts import LeaseState, NodeOrders
 from rose.executor.page import LAYOUT, Page
 from rose.executor.vllm.rollout import RECLAIMED, RolloutScheduler
@@ -87,27 +86,32 @@ class Whims(RolloutScheduler):
     rng = random.Random(7)
     seen: ClassVar = {"refused": 0, "granted": 0, "preempted": 0, "ended": 0}
 
-    def _ask(self) -> Grant:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gate.tokens = self._tokens  # type: ignore[method-assign]
+
+    def _tokens(self, decode: int) -> int:
         if self.rng.random() < 0.3:
             self.seen["refused"] += 1
-            return Grant(0, Refusal.BUSY)
+            return 0
         self.seen["granted"] += 1
-        return Grant(self.rng.choice((1, 2, 3, 7, 16, 33, 100, self._most_tokens)))
+        return self.rng.choice((1, 2, 3, 7, 16, 33, 100, self._most_tokens))
 
     def _follow_memory(self, *, may_end: bool) -> bool:
         return False
 
-    def _obey(self) -> None:
-        super()._obey()
-        parking = self.device.parking
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        self.device.guard.enter()
         one_request = 1024 // self.block_size
-        parking.set_usable(self.rng.randrange(one_request, 2 * one_request))
+        self.device.parking.set_usable(self.rng.randrange(one_request, 2 * one_request))
         self.seen["preempted"] = max(
             [self.seen["preempted"], *(r.num_preemptions for r in self.requests.values())]
         )
         if self.running and self.rng.random() < 0.02:
             self.seen["ended"] += 1
             self._end([self.rng.choice(self.running)], RECLAIMED)
+        self.device.guard.leave()
+        return super().schedule(throttle_prefills)
 
 
 def rose(page: Path, model: str, **more: Any) -> dict[str, Any]:

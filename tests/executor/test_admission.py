@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.executor.device import Grant, admit
 
-from rose.executor.admission import CHUNK, RULES, Grant, Refusal, Terms, admit
+from rose.executor.admission import CHUNK, RULES, STALE_S, Refusal, Terms
 from rose.executor.bounds import Queue, bounds
 from rose.executor.facts import NEVER, ServingFacts
 from rose.executor.latency import Profile, Step, Tracker
@@ -199,6 +200,34 @@ def test_static_split_takes_half_of_every_second() -> None:
         admit(hopeless, DECODES, LATENCY, split, NOW + k / 10 + 0.01).tokens > 0 for k in range(20)
     ]
     assert granted == ([True] * 5 + [False] * 5) * 2
+
+
+def test_a_step_past_its_bound_is_waited_for() -> None:
+    facts = replace(IDLE, running=1, step_began=NOW - 0.1, step_ends=NOW - 0.01)
+    assert ask(facts) == Grant(0, Refusal.BUSY)
+    assert ask(facts, occupied_s=0.02).tokens == 20
+    assert ask(replace(facts, running=0)).tokens == 20
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_old_facts_are_not_believed(rule: str) -> None:
+    terms = Terms(rule)
+    at_the_end = replace(IDLE, written=NOW - STALE_S)
+    assert ask(at_the_end, terms=terms).tokens == 20
+    ends = {"share_all": math.inf, "static_split": NOW + 0.5}.get(rule)
+    old = ask(replace(IDLE, written=NOW - STALE_S - 0.01), terms=terms)
+    blind = Grant(20, None, DECODES_S, until=ends or NOW)
+    assert old == (blind if ends else Grant(0, Refusal.PAGE))
+    assert ask(at_the_end, terms=terms).until == (ends or NOW)
+
+
+def test_a_grant_holds_until_its_facts_are_void() -> None:
+    flight = replace(IDLE, running=1, step_began=NOW, step_ends=NOW + 0.01, written=NOW)
+    assert ask(flight).until == NOW + 0.01
+    assert ask(flight, occupied_s=0.02).until == NOW + 0.01 + 0.02
+    assert ask(replace(IDLE, written=NOW)).until == NOW + STALE_S
+    assert ask(replace(IDLE, written=NOW), terms=CPU).until == NOW + STALE_S
+    assert ask(IDLE).until == math.inf
 
 
 def test_an_unknown_rule_is_an_error() -> None:

@@ -121,6 +121,7 @@ def test_steps_without_tokens_or_time_are_not_observed() -> None:
     assert (tracker.coverage, tracker.error, tracker.margin) == (1.0, 0.0, TRUE.margin)
 
 
+MOST = 1 << 20
 profiles = st.builds(
     Profile,
     st.just("m"),
@@ -135,31 +136,37 @@ profiles = st.builds(
 
 
 @given(profiles, st.floats(-1, 60), st.integers(0, 64), st.integers(0, 10_000))
-def test_prefill_within_is_the_inverse_of_the_bound(
+def test_within_is_the_inverse_of_the_bound(
     profile: Profile, seconds: float, decode: int, context: int
 ) -> None:
     tracker = Tracker(profile)
-    tokens = tracker.prefill_within(seconds, decode, context)
+    tokens = tracker.within(seconds, context).tokens(decode, MOST)
+    prefill = tokens - decode if tokens else -1
+    if seconds <= 0:
+        assert tokens == 0
+        return
     if tokens:
-        assert tracker.upper(Step(tokens, decode, context)) <= seconds
-    assert tracker.upper(Step(tokens + 1, decode, context)) > seconds * (1 - 1e-9)
+        assert tracker.upper(Step(prefill, decode, context)) <= seconds
+    if prefill < MOST:
+        more = Step(prefill + 1, decode, context)
+        assert not more.tokens or tracker.upper(more) > seconds * (1 - 1e-8)
 
 
 @given(profiles, st.integers(1, 2000), st.integers(0, 64))
-def test_prefill_within_gives_back_a_whole_number_of_tokens(
+def test_exactly_the_time_of_a_step_is_not_much_too_short(
     profile: Profile, tokens: int, decode: int
 ) -> None:
-    """Exactly the time of a step must not be refused for a rounding error."""
     tracker = Tracker(profile)
     step = Step(tokens, decode, 0)
-    assert tracker.prefill_within(tracker.upper(step), decode, 0) in (tokens - 1, tokens)
+    fit = tracker.within(tracker.upper(step), 0)
+    assert fit.tokens(decode, tokens) in (step.tokens - 1, step.tokens)
 
 
 def test_endless_time_or_free_tokens_set_no_limit() -> None:
-    assert Tracker(TRUE).prefill_within(math.inf, 1, 0) > 1 << 20
+    assert Tracker(TRUE).within(math.inf, 0).tokens(1, MOST) == MOST + 1
     free = Profile("m", "d", 0.01, 0.0, 0.0, 0.0, margin=1.1, error=0.0)
-    assert Tracker(free).prefill_within(0.02, 1, 0) > 1 << 20
-    assert Tracker(free).prefill_within(0.01, 1, 0) == 0
+    assert Tracker(free).within(0.02, 0).tokens(1, MOST) == MOST + 1
+    assert Tracker(free).within(0.01, 0).tokens(1, MOST) == 0
 
 
 def test_a_saved_profile_is_loaded_again(tmp_path: Path) -> None:

@@ -66,7 +66,11 @@ serving_facts = numbers(
 )
 rollout_facts = numbers(RolloutFacts, kv_max=st.integers(1000, MAX_BYTES), state=st.integers(0, 3))
 node_orders = numbers(
-    NodeOrders, state=st.integers(0, 3), rule=st.integers(0, 4), memory_policy=st.integers(0, 1)
+    NodeOrders,
+    state=st.integers(0, 3),
+    rule=st.integers(0, 4),
+    memory_policy=st.integers(0, 1),
+    error_budget=st.floats(0, 1),
 )
 
 

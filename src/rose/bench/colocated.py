@@ -36,6 +36,7 @@ class Mode:
     rollout: bool = True
     rule: str = "rose"
     preemption: bool = False
+    error_budget: float = 0.0
 
 
 MODES = {
@@ -46,7 +47,8 @@ MODES = {
         Mode("share_all", rule="share_all"),
         Mode("static_split", rule="static_split"),
         Mode("rose", preemption=True),
-        Mode("rose_gate"),
+        Mode("rose_gate", error_budget=0.005),
+        Mode("rose_strict"),
         Mode("idle_gate", rule="idle_gate"),
         Mode("paper_slack", rule="paper_slack"),
     )
@@ -127,6 +129,7 @@ async def run_mode(
         watch(run)
     node.rule = mode.rule
     node.preemptible = mode.preemption
+    node.error_budget = mode.error_budget
     stop = asyncio.Event()
     rolling: asyncio.Task[RolloutRecord] | None = None
     assert node.serving is not None and node.rollout is not None

@@ -63,6 +63,7 @@ class Node:
         self.preemption: Preemption | None = None
         self.rule = config.rollout.rule
         self.memory_policy: str = config.rollout.memory_policy
+        self.error_budget = config.serving.error_budget if config.serving else 0.0
         self.preemptible = True
         """Whether to use sub-step preemption where the host has it."""
         self.slo: Slo | None = None
@@ -243,7 +244,9 @@ class Node:
         rule = list(RULES).index(self.rule)
         slo = (self.slo.ttft_s * 1e3, self.slo.tpot_s * 1e3) if self.slo else (0.0, 0.0)
         policy = POLICIES.index(self.memory_policy)
-        return NodeOrders(self._orders.epoch + 1, state, rule, int(preempt * 1e6), policy, *slo)
+        epoch = self._orders.epoch + 1
+        budget = self.error_budget
+        return NodeOrders(epoch, state, rule, int(preempt * 1e6), policy, *slo, budget)
 
     def promise(self, slo: Slo) -> None:
         """Change serving's SLO without restarting it."""

@@ -1,8 +1,8 @@
-"""May the rollout engine take its next step? A pure function of serving's facts and the time.
+"""How long may the rollout engine's next step take? A pure function of serving's facts and time.
 
 The device runs one step at a time as far as deadlines are concerned: whatever a rollout step takes,
 serving's next step may end that much later. Let `r` be the upper bound of the rollout step, `f`
-what is left of serving's step in flight. The rule `rose` grants the step only if
+what is left of serving's step in flight. The rule `rose` lets it take as long as
 
     (1) decode    now + f + r + next serving step          <= tightest next-token deadline
     (2) prefill   now + f + r + until all waiting started  <= tightest first-token deadline
@@ -22,32 +22,71 @@ has taken from the device since that step began.
 Two variants. With sub-step preemption (CPU: SCHED_IDLE) serving overtakes a rollout step already
 begun, so `r` is the measured preemption delay; a step begun while serving computes would only crawl
 and waste cache, so it is not begun. Without preemption (`preempt_s=None`, a GPU today) the whole
-rollout step blocks, the step's tokens are cut to what fits, and time between serving steps is lent
-too when the conditions allow the entire decode batch (half a batch costs the device nearly as much
-as a whole one).
+rollout step blocks, its tokens are cut to what fits, and time between serving steps is
+lent too when it allows a step with all turns (half a batch costs the device nearly as much as a
+whole one, and a serving request that is done sooner leaves the device to rollouts altogether).
+
+Without preemption the worst case is dear: the longest prompt at the worst moment almost never
+comes. But serving promises a percentile, so a few of its requests may be late, and lending may use
+up a small share of those: its *error budget* (see `budget`). A step may take longer than above if
+the allowance covers its *risk*, the expected number of serving requests that it makes late. It must
+be worth it: a step longer by the whole TTFT promise may spend `SPEND` of the allowance, others as
+much less as they are shorter. So the budget goes where it buys most, and is never spent at once.
+Requests already here stay safe from the step as such: (1), (2) and (4) without a new request hold
+always. The risk is all about new ones, of each size of prompt (`NEW`), at the recent rate, with
+steps as long as they likely are (`latency.LIKELY`), because it is a sum over many:
+
+    late itself    rate * share of size * clip(u + r + clear - TTFT, 0, u + r)
+    makes others   rate * share of sizes that break (1), (2) or (4) * (u + r + next step) * all here
+    in pairs       rate * (u + r) times "late itself", with `clear` longer by the other's prompt
+
+A new request waits from its arrival until `u + r` is over and then `clear`. Arrivals are even over
+all of `u + r`, so late are those of its first `u + r + clear - TTFT` seconds: dividing by `r`, as
+if all came during the rollout step, would count more of them than can come. One that arrives in the
+serving step after that still meets the slack spent, so it counts for others. A pair in one window
+is rare, but so is a late request: left out, the sum could be a quarter too low. Three are not
+counted, nor are pairs under the rule without budget, which is proven for one new request at a time.
 
 `idle_gate` and `paper_slack` are there to be compared with.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple
 
 from rose.executor.facts import NEVER, ServingFacts
-from rose.executor.latency import Step
 
 CHUNK = 512
 """Rollout prefill tokens per step at most, as in the paper: bounds the longest rollout step."""
+STALE_S = 1.0
+"""Serving repeats its facts four times a second, also when idle. Older ones mean that it can no
+longer write the page, and say nothing of what it does now."""
+SPEND = 0.1
+"""Share of the allowance that a rollout step may spend if it is longer by the TTFT promise. All of
+it at once buys whatever comes first; much less leaves budget unspent."""
+PARTS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+"""Parts of the possible extra time tried against the allowance, largest first."""
+NEW = (
+    (0.50, "next_new_50_s", "clear_new_50_s"),
+    (0.25, "next_new_75_s", "clear_new_75_s"),
+    (0.15, "next_new_90_s", "clear_new_90_s"),
+    (0.07, "next_new_97_s", "clear_new_97_s"),
+    (0.03, "next_step_with_new_s", "clear_with_new_s"),
+)
+"""New requests by size of prompt: share of all, and serving's bounds with the largest of them."""
 
 
 class Refusal(StrEnum):
     """Why a step was not granted."""
 
     BUSY = "busy"
-    """Serving computes now; a preemptible step would only crawl, an idle gate stays shut."""
+    """Serving computes now, or longer than it said: a preemptible step would only crawl, an idle
+    gate stays shut, and what an overdue step leaves for deadlines is unknown."""
     DECODE = "decode"
     """A running serving request would miss its next-token deadline."""
     PREFILL = "prefill"
@@ -55,23 +94,9 @@ class Refusal(StrEnum):
     ARRIVAL = "arrival"
     """A worst-case new serving request would miss its first-token deadline."""
     PAGE = "page"
-    """Serving's half of the page cannot be read or believed."""
+    """Serving's half of the page cannot be read or believed, or is too old."""
     STATE = "state"
     """The rollout engine is not active (dormant, or without memory)."""
-
-
-class LatencyBound(Protocol):
-    def upper(self, step: Step) -> float: ...
-    def prefill_within(self, seconds: float, decode: int, context: int) -> int: ...
-
-
-@dataclass(frozen=True)
-class Grant:
-    """What the rollout engine may do in its next step; no tokens means wait for serving's bell."""
-
-    tokens: int
-    refusal: Refusal | None = None
-    upper_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,118 +106,192 @@ class Terms:
     rule: str = "rose"
     preempt_s: float | None = None
     """Measured delay until serving overtakes a running rollout step; None when it cannot."""
+    error_budget: float = 0.0
+    """Share of serving's requests that lending may make late; what `ErrorBudget` earns."""
 
 
-def admit(
-    facts: ServingFacts,
-    want: Step,
-    latency: LatencyBound,
-    terms: Terms,
-    now: float,
-    occupied_s: float = 0.0,
-) -> Grant:
-    """`occupied_s`: time the rollout engine has had steps on the device since `step_began`."""
-    return RULES[terms.rule](facts, want, latency, terms, now, occupied_s)
+class Question(NamedTuple):
+    """All that decides on the next rollout step."""
+
+    facts: ServingFacts
+    terms: Terms
+    now: float
+    occupied_s: float = 0.0
+    """Time the rollout engine has had steps on the device since `step_began`."""
+    allowance: float = 0.0
+    """Expected late requests that may be spent now."""
+    likely: float = 1.0
+    """Share of its bound that a rollout step likely takes."""
+    worth_s: float = 0.0
+    """How long a step with all turns takes: beside serving, a shorter one is not worth it."""
+
+    @property
+    def fresh_until(self) -> float:
+        return self.facts.written + STALE_S if self.facts.written else math.inf
+
+    @property
+    def flight_ends(self) -> float:
+        """Latest end of serving's step in flight; never when there is none."""
+        return self.facts.step_ends + self.occupied_s if self.facts.step_ends else math.inf
 
 
-def _rose(
-    facts: ServingFacts,
-    want: Step,
-    latency: LatencyBound,
-    terms: Terms,
-    now: float,
-    occupied_s: float,
-) -> Grant:
+@dataclass(frozen=True)
+class Window:
+    """Time for the next rollout step."""
+
+    seconds: float
+    until: float = math.inf
+    """Latest time at which the step may begin: after that the facts it rests on are void."""
+    once: bool = False
+    """For one step: it uses up the slack of requests that are being served."""
+    binding: Refusal = Refusal.BUSY
+    """What keeps the window from being longer."""
+    safe_s: float = math.inf
+    """A step up to this long makes nobody late."""
+    late: Callable[[float], float] | None = None
+
+    def risk(self, step_s: float) -> float:
+        """Serving requests that a step of that length makes late, in expectation."""
+        return self.late(step_s) if self.late is not None and step_s > self.safe_s else 0.0
+
+
+OPEN = Window(math.inf)
+
+
+def shut(why: Refusal) -> Window:
+    return Window(0.0, binding=why)
+
+
+def window(q: Question) -> Window:
+    """The answer by the rule of the terms."""
+    return RULES[q.terms.rule](q)
+
+
+class _Room(NamedTuple):
+    """What deadlines leave for rollout's and serving's next steps together."""
+
+    unseen: float
+    token: float
+    """Until the next token of a request here is due, from the end of the step in flight."""
+    first: float
+    """Until the first token of a waiting one is due."""
+
+    def beside(self, next_step_s: float, clear_s: float) -> float:
+        """The longest rollout step with which the requests here keep their deadlines."""
+        return min(self.token - next_step_s, self.first - clear_s)
+
+
+def _room(q: Question) -> _Room:
+    facts = q.facts
     in_flight, unseen = 0.0, facts.next_step_s
     if facts.step_ends:
-        in_flight = max(0.0, facts.step_ends + occupied_s - now)
-        unseen = max(unseen, now - facts.step_began + in_flight)
-    until_due = facts.decode_deadline - now - in_flight
+        in_flight = max(0.0, q.flight_ends - q.now)
+        unseen = max(unseen, q.now - facts.step_began + in_flight)
+    token = facts.decode_deadline - q.now - in_flight
     if facts.prefill_deadline < NEVER:
-        until_due = min(until_due, facts.tpot_s)
+        token = min(token, facts.tpot_s)
+    return _Room(unseen, token, facts.prefill_deadline - q.now - in_flight)
+
+
+def _rose(q: Question) -> Window:
+    facts = q.facts
+    if q.now > q.fresh_until:
+        return shut(Refusal.PAGE)
+    if facts.busy and (q.terms.preempt_s is not None or q.now > q.flight_ends):
+        return shut(Refusal.BUSY)
+    room = _room(q)
     slack = {
-        Refusal.ARRIVAL: facts.ttft_s - unseen - facts.clear_with_new_s,
-        Refusal.DECODE: until_due - facts.next_step_with_new_s,
-        Refusal.PREFILL: facts.prefill_deadline - now - in_flight - facts.clear_with_new_s,
+        Refusal.ARRIVAL: facts.ttft_s - room.unseen - facts.clear_with_new_s,
+        Refusal.DECODE: room.token - facts.next_step_with_new_s,
+        Refusal.PREFILL: room.first - facts.clear_with_new_s,
     }
     binding = min(slack, key=lambda reason: slack[reason])
-    if terms.preempt_s is not None:
-        if facts.busy:
-            return Grant(0, Refusal.BUSY)
-        if slack[binding] < terms.preempt_s:
-            return Grant(0, binding)
-        return _whole(want, latency)
-
-    fits = latency.prefill_within(slack[binding], want.decode, want.context)
-    prefill = min(fits, want.prefill, CHUNK)
-    if want.prefill and not prefill and not want.decode:
-        return Grant(0, binding)
-    step = Step(prefill, want.decode, want.context)
-    upper = latency.upper(step)
-    if upper > slack[binding]:
-        return Grant(0, binding)
-    return Grant(step.tokens, None, upper)
+    if q.terms.preempt_s is not None:
+        enough = slack[binding] >= q.terms.preempt_s
+        return Window(math.inf if enough else 0.0, q.fresh_until, binding=binding)
+    safe = max(0.0, slack[binding])
+    until = q.flight_ends if q.now <= q.flight_ends < math.inf else q.fresh_until
+    longer = safe
+    if q.allowance > 0 and facts.arrival_rate > 0:
+        longer = _longer(q, room, safe)
+    if facts.busy and longer < q.worth_s:
+        return shut(binding)
+    return Window(longer, until, facts.busy, binding, safe, partial(_risk, facts, room, q.likely))
 
 
-def _idle_gate(
-    facts: ServingFacts,
-    want: Step,
-    latency: LatencyBound,
-    terms: Terms,
-    now: float,
-    occupied_s: float,
-) -> Grant:
+def _longer(q: Question, room: _Room, safe: float) -> float:
+    """A longer step than the safe one, if the allowance covers the risk of any."""
+    facts = q.facts
+    extra = min(room.beside(facts.next_step_s, facts.clear_s), facts.ttft_s) - safe
+    if extra > 0:
+        for part in PARTS:
+            price = q.allowance * SPEND * part * extra / facts.ttft_s
+            if _risk(facts, room, q.likely, safe + part * extra, price) <= price:
+                return safe + part * extra
+    return safe
+
+
+def _risk(
+    facts: ServingFacts, room: _Room, likely: float, upper_s: float, enough: float = math.inf
+) -> float:
+    """Serving requests that a rollout step makes late; above `enough` only the first terms."""
+    step_s, rate = likely * upper_s, facts.arrival_rate
+    span = room.unseen + step_s
+    new = [(share, getattr(facts, step), getattr(facts, clear)) for share, step, clear in NEW]
+    late = broken = 0.0
+    for share, next_step_s, clear_s in new:
+        late += share * _clip(span + clear_s - facts.ttft_s, span)
+        if step_s > room.beside(next_step_s, clear_s):
+            broken += share
+    others = broken * (facts.running + facts.waiting) * (span + facts.next_step_s)
+    risk = rate * (late + others)
+    if risk > enough:
+        return risk
+    pairs = 0.0
+    for share, _, clear_s in new:
+        behind = span + clear_s - facts.ttft_s - facts.base_s
+        for other, _, other_s in new:
+            pairs += share * other * _clip(behind + other_s, span)
+    return risk + rate * span * rate * pairs
+
+
+def _clip(seconds: float, most: float) -> float:
+    return 0.0 if seconds <= 0.0 else min(seconds, most)
+
+
+def _idle_gate(q: Question) -> Window:
     """A step only while serving is empty, whatever its length."""
-    return Grant(0, Refusal.BUSY) if facts.busy else _whole(want, latency)
+    if q.now > q.fresh_until:
+        return shut(Refusal.PAGE)
+    return shut(Refusal.BUSY) if q.facts.busy else Window(math.inf, q.fresh_until)
 
 
-def _paper_slack(
-    facts: ServingFacts,
-    want: Step,
-    latency: LatencyBound,
-    terms: Terms,
-    now: float,
-    occupied_s: float,
-) -> Grant:
+def _paper_slack(q: Question) -> Window:
     """ROSE as published: both slacks positive, no look at the rollout step's own length."""
-    if facts.prefill_deadline - now - facts.clear_s <= 0:
-        return Grant(0, Refusal.PREFILL)
-    if facts.tight_decode_deadline - now - facts.next_step_s <= 0:
-        return Grant(0, Refusal.DECODE)
-    return _whole(want, latency)
+    facts = q.facts
+    if q.now > q.fresh_until:
+        return shut(Refusal.PAGE)
+    prefill = facts.prefill_deadline - facts.clear_s
+    decode = facts.tight_decode_deadline - facts.next_step_s
+    if prefill <= q.now:
+        return shut(Refusal.PREFILL)
+    if decode <= q.now:
+        return shut(Refusal.DECODE)
+    return Window(math.inf, min(q.fresh_until, prefill, decode))
 
 
-def _share_all(
-    facts: ServingFacts,
-    want: Step,
-    latency: LatencyBound,
-    terms: Terms,
-    now: float,
-    occupied_s: float,
-) -> Grant:
+def _share_all(q: Question) -> Window:
     """No gate at all: the baseline that shows what is at stake."""
-    return _whole(want, latency)
+    return OPEN
 
 
-def _static_split(
-    facts: ServingFacts,
-    want: Step,
-    latency: LatencyBound,
-    terms: Terms,
-    now: float,
-    occupied_s: float,
-) -> Grant:
+def _static_split(q: Question) -> Window:
     """Fixed time slices: half of every second is rollout's, whatever serving does."""
-    return _whole(want, latency) if now % 1.0 < 0.5 else Grant(0, Refusal.BUSY)
+    into = q.now % 1.0
+    return Window(math.inf, q.now + 0.5 - into) if into < 0.5 else Window(0.0, q.now + 1.0 - into)
 
 
-def _whole(want: Step, latency: LatencyBound) -> Grant:
-    step = Step(min(want.prefill, CHUNK), want.decode, want.context)
-    return Grant(step.tokens, None, latency.upper(step))
-
-
-Rule = Callable[[ServingFacts, Step, LatencyBound, Terms, float, float], Grant]
-RULES: dict[str, Rule] = {
+RULES: dict[str, Callable[[Question], Window]] = {
     "rose": _rose,
     "idle_gate": _idle_gate,
     "paper_slack": _paper_slack,

@@ -7,10 +7,13 @@ running request behind by the difference, again with each step the queue takes. 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from rose.executor.admission import LatencyBound
 from rose.executor.latency import Step
+
+
+class LatencyBound(Protocol):
+    def upper(self, step: Step) -> float: ...
 
 
 class Queue(NamedTuple):

@@ -40,6 +40,8 @@ class ServingFacts(msgspec.Struct, frozen=True):
     """One scheduler tick of the serving engine."""
 
     tick: int = 0
+    written: float = 0.0
+    """When these facts were published; 0 when unknown."""
     running: int = 0
     waiting: int = 0
     decode_deadline: float = NEVER
@@ -56,6 +58,22 @@ class ServingFacts(msgspec.Struct, frozen=True):
     """`next_step_s` if a worst-case new request joins."""
     clear_with_new_s: float = 0.0
     """`clear_s` if a worst-case new request joins."""
+    next_new_50_s: float = 0.0
+    next_new_75_s: float = 0.0
+    next_new_90_s: float = 0.0
+    next_new_97_s: float = 0.0
+    """What `next_step_s` likely is if a request of that percentile of recent prompts joins."""
+    clear_new_50_s: float = 0.0
+    clear_new_75_s: float = 0.0
+    clear_new_90_s: float = 0.0
+    clear_new_97_s: float = 0.0
+    """What `clear_s` likely is then."""
+    base_s: float = 0.0
+    """The part of these that one more new request does not add: a step without any prompt."""
+    arrived: int = 0
+    """Requests since the engine started."""
+    arrival_rate: float = 0.0
+    """Recent requests per second; 0 when unknown."""
     step_began: float = 0.0
     """When the step in flight began: requests that came since are not in these facts yet."""
     step_ends: float = 0.0
@@ -152,12 +170,15 @@ class NodeOrders(msgspec.Struct, frozen=True):
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
     """Serving's promises, if they changed since its engine started; 0 when not."""
+    error_budget: float = 0.0
+    """Share of serving's requests that lending may make late, in expectation. See `budget`."""
 
     def implausible(self) -> str | None:
         return _absurd(self) or _first(
             (self.state > max(LeaseState), "an unknown state"),
             (self.rule > MAX_RULE, "an unknown rule"),
             (self.memory_policy > MAX_POLICY, "an unknown memory policy"),
+            (self.error_budget > 1, "an error budget of more than all requests"),
         )
 
 

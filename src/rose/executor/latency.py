@@ -28,10 +28,12 @@ WINDOW = 256
 """Steps remembered: long enough for a 99th percentile, short enough to follow a slower phase."""
 QUANTILE = 0.99
 """Share of steps that must stay under the bound."""
+LIKELY = 0.8
+"""Share of steps that stay under `likely`."""
 TRUSTED_AFTER = 64
 """Until this many steps are seen the profile's own margin is a floor of the bound."""
-UNLIMITED = 1 << 30
-"""Prefill tokens when time sets no limit."""
+ROUNDING = 1.0 - 1e-9
+"""Keeps a step that just fits from being a rounding error too long."""
 MIN_MARGIN = 1.02
 """A bound is never tighter than this: clocks and schedulers jitter by a percent or two."""
 
@@ -47,6 +49,23 @@ class Step(NamedTuple):
     @property
     def tokens(self) -> int:
         return self.prefill + self.decode
+
+
+class Fit(NamedTuple):
+    """Steps that fit into some time: most prefill tokens, falling with the decode sequences."""
+
+    alone: float
+    per_decode: float
+
+    def tokens(self, decode: int, most_prefill: int) -> int:
+        """Tokens of a step with all `decode` sequences and some prompts; 0 if they do not fit."""
+        prefill = self.alone - self.per_decode * decode
+        if prefill < 0:
+            return 0
+        return decode + (most_prefill if prefill > most_prefill else int(prefill))
+
+
+NOTHING = Fit(-1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -125,6 +144,16 @@ def _non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         del keep[int(np.argmin(solution))]
 
 
+class Likely(NamedTuple):
+    """What most steps stay under: for sums over many steps, where the bound would overstate."""
+
+    profile: Profile
+    margin: float
+
+    def upper(self, step: Step) -> float:
+        return self.profile.mean(step) * self.margin
+
+
 class Tracker:
     """A profile that follows the running engine. Not thread-safe; one per engine."""
 
@@ -149,15 +178,18 @@ class Tracker:
     def upper(self, step: Step) -> float:
         return self.profile.mean(step) * self.margin
 
-    def prefill_within(self, seconds: float, decode: int, context: int) -> int:
-        """Most prefill tokens that a step with `decode` sequences can take and stay in time."""
-        spare = seconds / self.margin - self.profile.mean(Step(1, decode, context))
-        if spare < 0:
-            return 0
-        per_token = self.profile.per_prefill_s
-        tokens = 1 + (int(min(spare / per_token, UNLIMITED)) if per_token else UNLIMITED)
-        # Rounding may put the last token a hair past the limit; the whole step would be refused.
-        return tokens - (self.upper(Step(tokens, decode, context)) > seconds)
+    @property
+    def likely(self) -> Likely:
+        return Likely(self.profile, min(self._ratio(LIKELY, otherwise=self.margin), self.margin))
+
+    def within(self, seconds: float, context: int) -> Fit:
+        """The steps whose bound is at most `seconds`, for requests with that much context."""
+        if seconds <= 0:
+            return NOTHING
+        profile = self.profile
+        per_prefill = max(profile.per_prefill_s, 1e-12)
+        spare = seconds * ROUNDING / self.margin - profile.fixed_s - profile.per_context_s * context
+        return Fit(spare / per_prefill, profile.per_decode_s / per_prefill)
 
     def observe(self, step: Step, seconds: float) -> None:
         predicted = self.profile.mean(step)

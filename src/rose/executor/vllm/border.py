@@ -29,6 +29,8 @@ class Border:
         self.cuts = 0
         self.grown = 0
         self.reclaim_ms = 0.0
+        self.owes = False
+        """Requests hold blocks that the policy wants back."""
         parking.set_usable(0)
 
     def follow(
@@ -47,6 +49,7 @@ class Border:
         self._budget = memory.decide(self._budget, demand, terms, now)
         wanted = self._budget.bytes // self._parking.block_bytes
         held = self._parking.usable
+        self.owes = False
         if wanted < held:
             return self._lower(wanted, held, make_room, now)
         changed = self._stake(wanted)
@@ -67,6 +70,7 @@ class Border:
         if reached > wanted and make_room is not None:
             make_room(reached - wanted)
             reached = self._parking.set_usable(wanted)
+        self.owes = reached > wanted
         self.cuts += reached < held
         self.reclaim_ms = (time.monotonic() - began) * 1e3
         return self._stake(reached)

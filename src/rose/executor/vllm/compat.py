@@ -6,6 +6,7 @@ import inspect
 
 import vllm
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 
 SUPPORTED = "0.32"
@@ -15,6 +16,7 @@ _SIGNATURES = {
     Scheduler.finish_requests: ["self", "request_ids", "finished_status"],
     Scheduler.add_request: ["self", "request"],
     Scheduler.reset_prefix_cache: ["self", "reset_running_requests", "reset_connector"],
+    KVCacheManager.free: ["self", "request"],
     BlockPool.get_new_blocks: ["self", "num_blocks"],
     BlockPool.free_blocks: ["self", "ordered_blocks"],
 }

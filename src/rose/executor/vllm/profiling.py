@@ -7,18 +7,16 @@ every step. Imported only in a process of its own: vLLM's platform settings are 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.executor.latency import Profile, Step, fit
-from rose.executor.vllm.engine import step_of
+from rose.executor.vllm.engine import device_clock, step_of
 
 STEPS: list[tuple[Step, float]] = []
 
@@ -26,8 +24,8 @@ STEPS: list[tuple[Step, float]] = []
 class NotingScheduler(Scheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         output = super().schedule(throttle_prefills)
-        self._noted = step_of(self.requests, output)
-        self._clock = time.thread_time if current_platform.is_cpu() else time.monotonic
+        self._noted, _ = step_of(output)
+        self._clock = device_clock()
         self._began = self._clock()
         return output
 

@@ -1,17 +1,19 @@
 """The rollout engine's scheduler: stock vLLM behind a gate, with a KV quota and an off switch.
 
-Every step: obey the node's orders, follow the memory policy, ask `admit`, then let vLLM schedule
-within the granted tokens. A refused step waits on serving's bell for at most `GATE_S` and comes out
-empty, so that vLLM's loop keeps taking new and aborted requests. Turns that lose their memory or
-their lease end with `finish_reason: "abort"` and a `stop_reason` of `rose:...` that says why; the
-tokens so far are delivered.
+Every step: do what the node ordered and serving needs, pass the gate, then let vLLM schedule within
+the granted tokens. A refused step comes out empty after at most `gate.GATE_S`, so that vLLM's loop
+keeps taking new and aborted requests. Turns that lose their memory or their lease end with
+`finish_reason: "abort"` and a `stop_reason` of `rose:...` that says why; the tokens so far are
+delivered. The thread aside does the thinking: orders, memory, the gate's window, facts. What must
+not happen during a step (ending turns, taking blocks in use) it leaves to the engine's thread.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,23 +23,25 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 from rose.executor import lifecycle, memory, priority
-from rose.executor.admission import CHUNK, RULES, Grant, Refusal, Terms, admit
+from rose.executor.admission import CHUNK, RULES, Refusal, Terms, Window
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFacts
-from rose.executor.latency import Step
-from rose.executor.page import Page, Peer, Reading
+from rose.executor.page import Page, Peer
 from rose.executor.vllm import compat
 from rose.executor.vllm.border import Border
-from rose.executor.vllm.engine import Device, step_of
+from rose.executor.vllm.engine import Aside, Device, step_of
+from rose.executor.vllm.gate import Gate
 from rose.executor.vllm.options import RolloutOptions, options_from
+from rose.executor.vllm.overhead import Overhead
 
 compat.check()
 
-GATE_S = 0.02
-"""Longest wait inside `schedule`: bounds how late a new or aborted turn is noticed."""
 STUCK_S = 1.0
 """A turn that does not fit into the whole budget for this long is ended: elsewhere it may fit."""
 LOOK_S = 0.1
 """Orders and memory are looked at this often even if nobody rang: growth needs no bell."""
+DORMANT_LOOK_S = 1.0
+SOON_S = 0.005
+"""Never look more often than this without news."""
 NODE_GRACE_S = 5.0
 """Without a node nobody could take the device back, so the engine lets go; time for a restart."""
 LAST_TURN = "rose_last_turn"
@@ -65,6 +69,16 @@ class RolloutScheduler(Scheduler):
             )
         self.device = Device(self, options, page)
         self._most_tokens: int = self.max_num_scheduled_tokens
+        self.gate = Gate(
+            self.device,
+            dedicated=options.dedicated,
+            chunk=self._most_tokens if options.dedicated else CHUNK,
+        )
+        self.stock_schedule = super().schedule
+        self.stock_update = super().update_from_output
+        self._stock_free = self.kv_cache_manager.free
+        self.kv_cache_manager.free = self._free
+        self._overhead = Overhead(self, lambda: self.gate.waited_s)
         self._terms = Terms()
         self._memory_terms = memory.MemoryTerms(
             total=options.kv_total,
@@ -73,157 +87,80 @@ class RolloutScheduler(Scheduler):
         )
         self._state = LeaseState.DORMANT
         self._epoch = 0
-        self._step: tuple[Step, float] | None = None
-        self._recent: deque[tuple[float, float]] = deque(maxlen=8)
-        self._step_began = 0.0
+        self._chores = True
+        self._news_for_node = False
         self._ended: list[tuple[Any, str]] = []
+        self._last_turns: set[str] = set()
         self._stuck_since = math.inf
         self._serving = Peer()
         self._node = Peer()
-        self._bell_seen = -1
-        self._looked_at = 0.0
         self._node_seen_at = time.monotonic()
-        self._count: dict[str, float] = defaultdict(int)
+        self._publishing = threading.Lock()
+        self._tick = 0
+        self._step_last_ms = 0.0
+        self._granted = self._granted_tokens = 0
+        self._count: Counter[str] = Counter()
         self._border = Border(page, self.device.parking, self._publish, dedicated=options.dedicated)
-        with self.device.lock:
-            self._publish()
-        self.device.watch("watch", self._while_idle, 1.0)
+        self._publish()
+        self.aside = Aside("rollout", page, self._look_around, fatal=True)
+        for bell in ("watch", "gate"):
+            self.aside.watch(bell)
 
-    # ---- vLLM's hooks
+    # ---- vLLM's hooks, in the engine's thread
 
     def add_request(self, request: Any) -> None:
-        with self.device.lock:
-            super().add_request(request)
+        params = request.sampling_params
+        if params is not None and params.extra_args and params.extra_args.get(LAST_TURN):
+            self._last_turns.add(request.request_id)
+        super().add_request(request)
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
-        with self.device.lock:
-            return super().finish_requests(request_ids, finished_status)
+        self.device.guard.enter()
+        ended = super().finish_requests(request_ids, finished_status)
+        self.device.guard.leave()
+        return ended
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         parking = self.device.parking
-        with self.device.lock:
-            usable = parking.usable
-            parking.set_usable(parking.blocks)
-            done = bool(super().reset_prefix_cache(*args, **kwargs))
-            parking.set_usable(usable)
+        self.device.guard.enter()
+        usable = parking.usable
+        parking.set_usable(parking.blocks)
+        done = bool(super().reset_prefix_cache(*args, **kwargs))
+        parking.set_usable(usable)
+        self.device.guard.leave()
         return done
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        device = self.device
-        device.place_threads()
-        began = time.thread_time()
-        with device.lock:
-            self._obey()
-        device.overhead.add(time.thread_time() - began)
-        grant = self._gate()
-        with device.lock:
-            self.max_num_scheduled_tokens = min(grant.tokens, self._most_tokens)
-            output = super().schedule(throttle_prefills)
-            began = time.thread_time()
-            step = step_of(self.requests, output)
-            if step.tokens:
-                self._count["granted"] += 1
-                self._count["granted_tokens"] += step.tokens
-                self._step_began = time.monotonic()
-                self._step = (step, device.seconds())
-            device.overhead.add(time.thread_time() - began)
+        if self._chores:
+            self._do_chores()
+        gate, guard = self.gate, self.device.guard
+        self.max_num_scheduled_tokens = min(gate.tokens(len(self.running)), self._most_tokens)
+        guard.enter()
+        output = self.stock_schedule(throttle_prefills)
+        guard.leave()
+        if output.total_num_scheduled_tokens:
+            gate.begun += 1
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        device = self.device
-        with device.lock:
-            if self._step is not None:
-                step, started = self._step
-                seconds = device.seconds() - started
-                device.latency.observe(step, seconds)
-                self._count["step_last_ms"] = seconds * 1e3
-                self._recent.append((self._step_began, time.monotonic()))
-                self._step = None
-            finishing = self._about_to_finish(scheduler_output)
-            outputs = super().update_from_output(scheduler_output, model_runner_output)
-            began = time.thread_time()
-            self._forget_prefixes(finishing)
-            self._obey()
-            if not self._deliver_ends(outputs):
-                self._publish()
-            device.overhead.add(time.thread_time() - began)
-            device.overhead.end_step()
+        guard = self.device.guard
+        guard.enter()
+        outputs = self.stock_update(scheduler_output, model_runner_output)
+        guard.leave()
+        if scheduler_output.total_num_scheduled_tokens:
+            gate = self.gate
+            begun = (scheduler_output, gate.used, gate.used_at, gate.used_seconds, time.monotonic())
+            self.aside.post((self._stepped, begun))
+        if self._ended:
+            self._deliver_ends(outputs)
         return outputs
 
-    # ---- compute
-
-    def _gate(self) -> Grant:
-        """Ask for the next step; when refused, wait for serving's bell until the time is up."""
-        deadline = time.monotonic() + GATE_S
-        page = self.device.page
-        while True:
-            began = time.thread_time()
-            seen = page.bell("gate")
-            grant = self._ask()
-            self.device.overhead.add(time.thread_time() - began)
-            left = deadline - time.monotonic()
-            if grant.tokens or left <= 0:
-                break
-            page.wait("gate", seen, left)
-        if grant.refusal is not None:
-            self._count[f"refused_{grant.refusal}"] += 1
-        return grant
-
-    def _ask(self) -> Grant:
-        if self._state not in (LeaseState.ACTIVE, LeaseState.DRAINING):
-            return Grant(0, Refusal.STATE)
-        want = self._want()
-        if not want.tokens:
-            return Grant(self._most_tokens)  # nothing to compute, only requests to let go
-        if self.options.dedicated:
-            return Grant(self._most_tokens, None, self.device.latency.upper(want))
-        reading = self.device.page.serving()
-        if reading is None:
-            return Grant(0, Refusal.PAGE)
-        facts = reading.facts if self._alive(reading) else _gone(reading.facts)
-        occupied = sum(max(0.0, end - max(begin, facts.step_began)) for begin, end in self._recent)
-        return admit(facts, want, self.device.latency, self._terms, time.monotonic(), occupied)
-
-    def _want(self) -> Step:
-        """What the engine would compute if nobody stopped it."""
-        decode = prefill = context = 0
-        for request in self.running:
-            missing = request.num_tokens - request.num_computed_tokens
-            context += request.num_computed_tokens
-            if missing == 1:
-                decode += 1
-            else:
-                prefill += missing
-        room = self.max_num_active_reqs - len(self.running)
-        for request in self.waiting:
-            if room <= 0 or prefill >= CHUNK:
-                break
-            prefill += request.num_tokens
-            context += request.num_tokens  # at worst all but one token of it is a cached prefix
-            room -= 1
-        return Step(min(prefill, self._most_tokens), decode, context)
-
-    def _alive(self, reading: Reading[ServingFacts]) -> bool:
-        return self._serving.alive(reading.writer)
-
-    # ---- orders and memory
-
-    def _while_idle(self) -> bool:
-        """From the watcher thread: what can be done without waiting for the step in flight."""
-        self._follow_orders()
-        if self._follow_memory(may_end=False):
-            self._follow_orders()  # an engine that now has its memory is active
-        self._publish()
-        return False
-
-    def _obey(self) -> None:
-        """Carry out what the node ordered and serving needs, if anything may have changed."""
-        now, bell = time.monotonic(), self.device.page.bell("watch")
-        turned_away = bool(self.requests) and not lifecycle.takes_turns(self._state)
-        if bell == self._bell_seen and now - self._looked_at < LOOK_S and not turned_away:
-            return
-        self._bell_seen, self._looked_at = bell, now
-        self._follow_orders()
+    def _do_chores(self) -> None:
+        """Between two steps: end the turns that have to go, give up blocks that were in use."""
+        self._chores = not lifecycle.takes_turns(self._state)
+        if not self.device.placed:
+            self.device.place_threads()
+        self.device.guard.enter()
         if not lifecycle.takes_turns(self._state):
             turns = [r for r in self.requests.values() if not r.is_finished()]
             begun = [r for r in turns if r.num_computed_tokens or r.num_output_tokens]
@@ -231,19 +168,66 @@ class RolloutScheduler(Scheduler):
             if self._state != LeaseState.DRAINING:
                 self._end(begun, REVOKED)
         self._follow_memory(may_end=True)
+        if time.monotonic() - self._stuck_since > STUCK_S:
+            self._end(list(self.waiting)[:1], RECLAIMED)
+            self._stuck_since = math.inf
+        self.device.guard.leave()
+
+    # ---- aside
+
+    def _stepped(
+        self, output: Any, window: Window, began: float, clock: float | None, ended: float
+    ) -> None:
+        seconds = self.device.seconds()
+        step, _ = step_of(output)
+        self.gate.end(window, step, began, ended)
+        if clock is not None:
+            self.device.latency.observe(step, seconds - clock)
+            self._step_last_ms = (seconds - clock) * 1e3
+        self._overhead.stepped()
+        self._granted += 1
+        self._granted_tokens += step.tokens
+
+    def _look_around(self) -> float:
+        """Carry out orders, follow the memory policy, set the gate, tell how the engine stands."""
+        with self.device.guard:
+            self._follow_orders()
+            if self._follow_memory(may_end=False):
+                self._follow_orders()  # an engine that now has its memory is active
+        turns = list(self.requests.values())
+        self._watch_stuck(turns, time.monotonic())
+        self._chores = (
+            not lifecycle.takes_turns(self._state)
+            or self._border.owes
+            or time.monotonic() - self._stuck_since > STUCK_S
+        )
+        until = self.gate.decide(
+            self._terms,
+            active=self._state in (LeaseState.ACTIVE, LeaseState.DRAINING),
+            turns=min(len(turns), self.max_num_running_reqs),
+            context=sum(turn.num_tokens for turn in turns),
+        )
         self._keep_class()
+        self._publish()
+        if self._news_for_node:
+            self._news_for_node = False
+            self.device.page.ring("node")
+        if self._state == LeaseState.DORMANT:
+            return DORMANT_LOOK_S
+        return min(LOOK_S, max(SOON_S, until - time.monotonic()))
 
     def _keep_class(self) -> None:
         """Run in the class the terms ask for; serving or the node may have lifted us meanwhile."""
         wanted = self._terms.preempt_s is not None
-        if wanted != priority.is_idle():
-            for thread in priority.compute_threads():
+        compute = self.device.compute
+        if compute and wanted != priority.is_idle(compute[0]):
+            for thread in compute:
                 priority.run_idle(thread) if wanted else priority.run_normal(thread)
 
-    def _follow_orders(self) -> bool:
+    def _follow_orders(self) -> None:
         reading = self.device.page.node()
         if reading is None:
-            return False
+            return
         ordered = LeaseState(reading.facts.state)
         self._terms = _terms(reading.facts)
         policy = memory.POLICIES[reading.facts.memory_policy]
@@ -253,20 +237,22 @@ class RolloutScheduler(Scheduler):
             self._node_seen_at = now
         if now - self._node_seen_at > NODE_GRACE_S:
             ordered = LeaseState.DORMANT
-        empty = not any(not r.is_finished() for r in self.requests.values())
         state = lifecycle.follow(
-            self._state, ordered, has_memory=self.device.parking.usable > 0, empty=empty
+            self._state,
+            ordered,
+            has_memory=self.device.parking.usable > 0,
+            empty=all(r.is_finished() for r in list(self.requests.values())),
         )
         changed = state != self._state or reading.facts.epoch != self._epoch
         self._state, self._epoch = state, reading.facts.epoch
-        if changed:
-            self.device.page.ring("node")
-        return changed
+        self._news_for_node |= changed
 
     def _follow_memory(self, *, may_end: bool) -> bool:
         """Move rollout's side of the KV border; True when something changed."""
         reading = None if self.options.dedicated else self.device.page.serving()
-        serving = reading.facts if reading is not None and self._alive(reading) else None
+        serving: ServingFacts | None = None
+        if reading is not None and self._serving.alive(reading.writer):
+            serving = reading.facts
         demand = memory.Demand(
             active=lifecycle.holds_memory(self._state),
             serving_need=serving.kv_need if serving is not None else 0,
@@ -274,10 +260,18 @@ class RolloutScheduler(Scheduler):
             rl_step=self._epoch,
         )
         room = self._end_cheapest if may_end else None
-        changed = self._border.follow(demand, self._memory_terms, serving, room)
-        if may_end:
-            self._end_stuck(time.monotonic())
-        return changed
+        return self._border.follow(demand, self._memory_terms, serving, room)
+
+    def _watch_stuck(self, turns: list[Any], now: float) -> None:
+        """A turn larger than the whole budget would wait for ever."""
+        waits = self._state == LeaseState.ACTIVE and bool(turns) and not self.running
+        usable = self.device.parking.usable
+        if not waits or -(-(turns[0].num_tokens + 1) // self.block_size) <= usable:
+            self._stuck_since = math.inf
+        else:
+            self._stuck_since = min(self._stuck_since, now)
+
+    # ---- turns that end early
 
     def _end_cheapest(self, blocks: int) -> None:
         """End running turns, least computed work first, until that many blocks are free."""
@@ -287,33 +281,16 @@ class RolloutScheduler(Scheduler):
                 return
             self._end([request], RECLAIMED)
 
-    def _end_stuck(self, now: float) -> None:
-        """A turn larger than the whole budget would wait for ever."""
-        head = next(iter(self.waiting), None)
-        usable = self.device.parking.usable
-        if (
-            self._state != LeaseState.ACTIVE
-            or self.running
-            or head is None
-            or -(-(head.num_tokens + 1) // self.block_size) <= usable
-        ):
-            self._stuck_since = math.inf
-        elif self._stuck_since == math.inf:
-            self._stuck_since = now
-        elif now - self._stuck_since > STUCK_S:
-            self._end([head], RECLAIMED)
-            self._stuck_since = math.inf
-
     def _end(self, requests: list[Any], reason: str) -> None:
         if not requests:
             return
         ids = [request.request_id for request in requests]
         super().finish_requests(ids, RequestStatus.FINISHED_ABORTED)
         self._ended += [(request, reason) for request in requests]
-        self._count[reason.replace("rose:", "ended_")] += len(requests)
+        self._count[reason] += len(requests)
 
-    def _deliver_ends(self, outputs: dict[int, Any]) -> bool:
-        """Tell the clients of turns that were ended; True when there were any."""
+    def _deliver_ends(self, outputs: dict[int, Any]) -> None:
+        """Tell the clients of turns that were ended."""
         for request, reason in self._ended:
             mine = outputs.setdefault(request.client_index, EngineCoreOutputs(outputs=[]))
             mine.outputs.append(
@@ -321,84 +298,72 @@ class RolloutScheduler(Scheduler):
                     request.request_id, [], finish_reason=FinishReason.ABORT, stop_reason=reason
                 )
             )
-        if not self._ended:
-            return False
         self._ended.clear()
-        self._publish()
-        self.device.page.ring("node")
-        return True
+        self._news_for_node = True
+        self.aside.nudge()
 
     # ---- prefixes across turns
 
-    def _about_to_finish(self, scheduler_output: Any) -> list[tuple[Any, list[Any]]]:
-        """Last turns in this step and their blocks, which are unknown once vLLM has let them go."""
-        last = []
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            params = request.sampling_params if request is not None else None
-            if params is not None and params.extra_args and params.extra_args.get(LAST_TURN):
-                groups = self.kv_cache_manager.get_blocks(request_id).blocks
-                last.append((request, [block for group in groups for block in group]))
-        return last
-
-    def _forget_prefixes(self, last: list[tuple[Any, list[Any]]]) -> None:
+    def _free(self, request: Any) -> None:
         """Blocks of a trajectory that has ended are the first to be reused, before any other's."""
+        blocks: list[Any] = []
+        if request.is_finished() and request.request_id in self._last_turns:
+            self._last_turns.remove(request.request_id)
+            groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+            blocks = [block for group in groups for block in group]
+        self._stock_free(request)
+        free = [b for b in blocks if b.ref_cnt == 0 and not b.is_null]
         queue = self.kv_cache_manager.block_pool.free_block_queue
-        for request, blocks in last:
-            if request.is_finished():
-                free = [b for b in blocks if b.ref_cnt == 0 and not b.is_null]
-                for block in free:
-                    queue.remove(block)
-                queue.prepend_n(free)
+        for block in free:
+            queue.remove(block)
+        queue.prepend_n(free)
 
     # ---- facts
 
     def _publish(self) -> None:
-        parking, count = self.device.parking, self._count
+        with self._publishing:
+            self.device.page.publish("rollout", self._facts())
+
+    def _facts(self) -> RolloutFacts:
+        parking, count, refused = self.device.parking, self._count, self.gate.refused
         running, waiting = self.get_request_counts()
-        self._count["tick"] += 1
-        self.device.page.publish(
-            "rollout",
-            RolloutFacts(
-                tick=int(count["tick"]),
-                state=self._state,
-                epoch=self._epoch,
-                running=running,
-                waiting=waiting,
-                preemptible=int(self._terms.preempt_s is not None),
-                granted=int(count["granted"]),
-                granted_tokens=int(count["granted_tokens"]),
-                refused_busy=int(count["refused_busy"]),
-                refused_decode=int(count["refused_decode"]),
-                refused_prefill=int(count["refused_prefill"]),
-                refused_arrival=int(count["refused_arrival"]),
-                refused_page=int(count["refused_page"]),
-                refused_state=int(count["refused_state"]),
-                kv_claim=self._border.claim,
-                kv_revision=self._border.revision,
-                kv_used=parking.used * parking.block_bytes,
-                kv_resident=parking.usable_bytes,
-                kv_max=parking.blocks * parking.block_bytes,
-                kv_cuts=self._border.cuts,
-                kv_grown=self._border.grown,
-                ended_reclaimed=int(count["ended_reclaimed"]),
-                ended_revoked=int(count["ended_revoked"]),
-                ended_dormant=int(count["ended_dormant"]),
-                preempted=sum(r.num_preemptions for r in self.requests.values()),
-                reclaim_last_ms=self._border.reclaim_ms,
-                step_last_ms=float(count["step_last_ms"]),
-                overhead_us=self.device.overhead.mean_us,
-                latency_error=self.device.latency.error,
-                latency_coverage=self.device.latency.coverage,
-            ),
+        self._tick += 1
+        return RolloutFacts(
+            tick=self._tick,
+            state=self._state,
+            epoch=self._epoch,
+            running=running,
+            waiting=waiting,
+            preemptible=int(self._terms.preempt_s is not None),
+            granted=self._granted,
+            granted_tokens=self._granted_tokens,
+            refused_busy=refused[Refusal.BUSY],
+            refused_decode=refused[Refusal.DECODE],
+            refused_prefill=refused[Refusal.PREFILL],
+            refused_arrival=refused[Refusal.ARRIVAL],
+            refused_page=refused[Refusal.PAGE],
+            refused_state=refused[Refusal.STATE],
+            kv_claim=self._border.claim,
+            kv_revision=self._border.revision,
+            kv_used=parking.used * parking.block_bytes,
+            kv_resident=parking.usable_bytes,
+            kv_max=parking.blocks * parking.block_bytes,
+            kv_cuts=self._border.cuts,
+            kv_grown=self._border.grown,
+            ended_reclaimed=count[RECLAIMED],
+            ended_revoked=count[REVOKED],
+            ended_dormant=count[DORMANT],
+            preempted=sum(r.num_preemptions for r in list(self.requests.values())),
+            reclaim_last_ms=self._border.reclaim_ms,
+            step_last_ms=self._step_last_ms,
+            overhead_us=self._overhead.microseconds,
+            latency_error=self.device.latency.error,
+            latency_coverage=self.device.latency.coverage,
         )
 
 
 def _terms(orders: NodeOrders) -> Terms:
     delay = orders.preempt_us / 1e6
-    return Terms(list(RULES)[orders.rule], delay if orders.preempt_us else None)
-
-
-def _gone(facts: ServingFacts) -> ServingFacts:
-    """A dead serving engine has no requests: its compute may be used, its memory may not."""
-    return ServingFacts(ttft_s=math.inf, tpot_s=math.inf, kv_max=facts.kv_max)
+    return Terms(
+        list(RULES)[orders.rule], delay if orders.preempt_us else None, orders.error_budget
+    )

@@ -1,0 +1,124 @@
+"""The gate in front of a rollout engine's steps: how long the next one may take, and until when.
+
+The thread aside looks at serving's facts whenever they change and keeps a window; the engine's
+thread reads it, sizes its step to it, or waits until it opens. A window that rests on slack of
+requests being served is good for one step; one that rests on an idle serving engine stays open.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter, deque
+from typing import NamedTuple
+
+from rose.executor import admission
+from rose.executor.admission import Question, Refusal, Terms, Window
+from rose.executor.budget import ErrorBudget
+from rose.executor.facts import ServingFacts
+from rose.executor.latency import NOTHING, Fit, Step
+from rose.executor.page import Peer
+from rose.executor.vllm.engine import Device
+
+GATE_S = 0.02
+"""Longest wait inside `schedule`: bounds how late a new or aborted turn is noticed."""
+CLOCKED = 4
+"""One of so many steps is timed for the latency model: reading the CPU clock is a system call."""
+STEPS_REMEMBERED = 8
+"""Rollout steps that may overlap one serving step; without preemption it is hardly ever two."""
+
+
+class _Decided(NamedTuple):
+    window: Window
+    fit: Fit
+    steps: int
+    """Rollout steps that had begun: a window for one step is void when another has since."""
+
+
+SHUT = _Decided(admission.shut(Refusal.STATE), NOTHING, 0)
+
+
+class Gate:
+    def __init__(self, device: Device, *, dedicated: bool, chunk: int) -> None:
+        self.refused: Counter[Refusal] = Counter()
+        self._device = device
+        self._dedicated = dedicated
+        self._chunk = chunk
+        self._serving = Peer()
+        self._budget = ErrorBudget()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=STEPS_REMEMBERED)
+        self.begun = self._ended = 0
+        """Steps that the engine has begun, and that are known to have ended."""
+        self._decided = SHUT
+        self.used = SHUT.window
+        self.used_at = self.waited_s = 0.0
+        self.used_seconds: float | None = None
+        """Of the last `tokens`: the window, when, how long it waited, and the device's clock (on
+        one of `CLOCKED` steps)."""
+        self._changed = threading.Event()
+
+    # ---- the engine's thread
+
+    def tokens(self, decode: int) -> int:
+        """Most tokens of a step with that many running turns; 0 if the gate stays shut."""
+        deadline = math.inf
+        self.waited_s = 0.0
+        while True:
+            decided = self._decided
+            window = decided.window
+            now = time.monotonic()
+            valid = now <= window.until and (decided.steps == self.begun or not window.once)
+            if valid and (tokens := decided.fit.tokens(decode, self._chunk)):
+                self.used, self.used_at = window, now
+                self.used_seconds = None if self.begun % CLOCKED else self._device.seconds()
+                return tokens
+            deadline = min(deadline, now + GATE_S)
+            if now >= deadline:
+                self.refused[window.binding] += 1
+                return 0
+            self._changed.clear()
+            if self._decided is decided:
+                self._changed.wait(deadline - now)
+            self.waited_s += time.monotonic() - now
+
+    # ---- the thread aside
+
+    def end(self, window: Window, step: Step, began: float, ended: float) -> None:
+        self._ended += 1
+        self._recent.append((began, ended))
+        self._budget.spend(window.risk(self._device.latency.upper(step)))
+
+    def decide(self, terms: Terms, *, active: bool, turns: int, context: int) -> float:
+        """Look again: something may have changed. Returns until when the decision holds."""
+        begun, latency = self.begun, self._device.latency
+        worth = latency.upper(Step(0, turns, context))
+        window = self._window(terms, worth) if active else SHUT.window
+        if window.once and begun != self._ended:
+            window = admission.shut(Refusal.BUSY)  # our own step in flight takes of that slack
+        self._decided = _Decided(
+            window, self._device.latency.within(window.seconds, context), begun
+        )
+        self._changed.set()
+        return window.until
+
+    def _window(self, terms: Terms, worth_s: float) -> Window:
+        if self._dedicated:
+            return admission.OPEN
+        reading = self._device.page.serving()
+        if reading is None:
+            return admission.shut(Refusal.PAGE)
+        facts = reading.facts if self._serving.alive(reading.writer) else _gone(reading.facts)
+        self._budget.share = terms.error_budget
+        self._budget.earn(facts.arrived)
+        occupied = sum(max(0.0, end - max(begin, facts.step_began)) for begin, end in self._recent)
+        latency = self._device.latency
+        likely = latency.likely.margin / latency.margin
+        return admission.window(
+            Question(facts, terms, time.monotonic(), occupied, self._budget.left, likely, worth_s)
+        )
+
+
+def _gone(facts: ServingFacts) -> ServingFacts:
+    """A dead serving engine has no requests: its compute may be used, its memory may not."""
+    return ServingFacts(ttft_s=math.inf, tpot_s=math.inf, kv_max=facts.kv_max)
