@@ -23,8 +23,8 @@ def executor(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     model: Annotated[str, typer.Option(help="Model of both engines.")] = "smollm2",
     device: Annotated[str, typer.Option(help="cpu:N or cpu:N-M")] = "cpu:0",
-    seconds: Annotated[float, typer.Option(min=10, help="Window of one mode.")] = 160.0,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all modes.")] = 2,
+    seconds: Annotated[float, typer.Option(min=10, help="Window of one mode.")] = 50.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all modes.")] = 3,
     scenario: Annotated[
         list[str] | None, typer.Option(help="Only these, e.g. steady_60 bursty_20; all by default.")
     ] = None,

@@ -51,6 +51,8 @@ class Gate:
         self.begun = self._ended = 0
         """Steps that the engine has begun, and that are known to have ended."""
         self._decided = SHUT
+        self.watchful = True
+        """Every step must be told at once: what it took decides on the next one."""
         self.used = SHUT.window
         self.used_at = self.waited_s = 0.0
         self.used_seconds: float | None = None
@@ -99,6 +101,7 @@ class Gate:
         self._decided = _Decided(
             window, self._device.latency.within(window.seconds, context), begun
         )
+        self.watchful = window.once or window.seconds <= 0
         self._changed.set()
         return window.until
 

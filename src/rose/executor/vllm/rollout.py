@@ -55,6 +55,10 @@ DORMANT = "rose:dormant"
 """This engine takes no turns now; nothing was computed."""
 
 
+_Done = tuple[Any, Window, float, float | None, float]
+"""A step that has ended: vLLM's output, the window it used, began, device clock then, ended."""
+
+
 class RolloutScheduler(Scheduler):
     max_num_scheduled_tokens: int
 
@@ -89,6 +93,7 @@ class RolloutScheduler(Scheduler):
         self._epoch = 0
         self._chores = True
         self._news_for_node = False
+        self._done: list[_Done] = []
         self._ended: list[tuple[Any, str]] = []
         self._last_turns: set[str] = set()
         self._stuck_since = math.inf
@@ -149,8 +154,12 @@ class RolloutScheduler(Scheduler):
         guard.leave()
         if scheduler_output.total_num_scheduled_tokens:
             gate = self.gate
-            begun = (scheduler_output, gate.used, gate.used_at, gate.used_seconds, time.monotonic())
-            self.aside.post((self._stepped, begun))
+            self._done.append(
+                (scheduler_output, gate.used, gate.used_at, gate.used_seconds, time.monotonic())
+            )
+            if gate.used_seconds is not None or gate.watchful or not self.running:
+                done, self._done = self._done, []
+                self.aside.post((self._stepped, (done,)))
         if self._ended:
             self._deliver_ends(outputs)
         return outputs
@@ -175,18 +184,17 @@ class RolloutScheduler(Scheduler):
 
     # ---- aside
 
-    def _stepped(
-        self, output: Any, window: Window, began: float, clock: float | None, ended: float
-    ) -> None:
+    def _stepped(self, done: list[_Done]) -> None:
         seconds = self.device.seconds()
-        step, _ = step_of(output)
-        self.gate.end(window, step, began, ended)
-        if clock is not None:
-            self.device.latency.observe(step, seconds - clock)
-            self._step_last_ms = (seconds - clock) * 1e3
-        self._overhead.stepped()
-        self._granted += 1
-        self._granted_tokens += step.tokens
+        for output, window, began, clock, ended in done:
+            step, _ = step_of(output)
+            self.gate.end(window, step, began, ended)
+            if clock is not None:  # always the last: it is told at once
+                self.device.latency.observe(step, seconds - clock)
+                self._step_last_ms = (seconds - clock) * 1e3
+            self._overhead.stepped()
+            self._granted += 1
+            self._granted_tokens += step.tokens
 
     def _look_around(self) -> float:
         """Carry out orders, follow the memory policy, set the gate, tell how the engine stands."""
