@@ -15,6 +15,7 @@ METRICS = {
     "rose_grants_total",
     "rose_kv_cuts_total",
     "rose_kv_grown_total",
+    "rose_late_requests_expected_total",
     "rose_kv_quota_bytes",
     "rose_kv_total_bytes",
     "rose_kv_used_bytes",

@@ -72,6 +72,11 @@ def _of_rollout(facts: RolloutFacts, alive: bool) -> Iterator[Metric]:
     for reason in _REFUSALS:
         refused.add_metric([reason], getattr(facts, f"refused_{reason}"))
     yield refused
+    yield _count(
+        "rose_late_requests_expected",
+        "Serving requests that granted steps made late, in expectation (error budget spent).",
+        facts.late_expected,
+    )
     ended = CounterMetricFamily("rose_turns_ended", "Turns cut short, by cause.", labels=["cause"])
     ended.add_metric(["reclaimed"], facts.ended_reclaimed)
     ended.add_metric(["revoked"], facts.ended_revoked)

@@ -128,6 +128,8 @@ class RolloutFacts(msgspec.Struct, frozen=True):
     refused_arrival: int = 0
     refused_page: int = 0
     refused_state: int = 0
+    late_expected: float = 0.0
+    """Serving requests that the granted steps made late, in expectation: error budget spent."""
     kv_claim: int = 0
     """Bytes rollout holds or is about to hold."""
     kv_revision: int = 0

@@ -24,12 +24,13 @@ from vllm.v1.request import RequestStatus
 
 from rose.executor import lifecycle, memory, priority
 from rose.executor.admission import CHUNK, RULES, Refusal, Terms, Window
+from rose.executor.aside import Aside
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFacts
+from rose.executor.gate import Gate
 from rose.executor.page import Page, Peer
 from rose.executor.vllm import compat
 from rose.executor.vllm.border import Border
-from rose.executor.vllm.engine import Aside, Device, step_of
-from rose.executor.vllm.gate import Gate
+from rose.executor.vllm.engine import Device, step_of
 from rose.executor.vllm.options import RolloutOptions, options_from
 from rose.executor.vllm.overhead import Overhead
 
@@ -74,7 +75,9 @@ class RolloutScheduler(Scheduler):
         self.device = Device(self, options, page)
         self._most_tokens: int = self.max_num_scheduled_tokens
         self.gate = Gate(
-            self.device,
+            page,
+            self.device.latency,
+            self.device.seconds,
             dedicated=options.dedicated,
             chunk=self._most_tokens if options.dedicated else CHUNK,
         )
@@ -139,7 +142,10 @@ class RolloutScheduler(Scheduler):
         if self._chores:
             self._do_chores()
         gate, guard = self.gate, self.device.guard
-        self.max_num_scheduled_tokens = min(gate.tokens(len(self.running)), self._most_tokens)
+        tokens = gate.tokens(len(self.running))
+        if not tokens and self._done:
+            self._tell_aside()  # the gate may be shut because it does not know that they ended
+        self.max_num_scheduled_tokens = min(tokens, self._most_tokens)
         guard.enter()
         output = self.stock_schedule(throttle_prefills)
         guard.leave()
@@ -158,11 +164,14 @@ class RolloutScheduler(Scheduler):
                 (scheduler_output, gate.used, gate.used_at, gate.used_seconds, time.monotonic())
             )
             if gate.used_seconds is not None or gate.watchful or not self.running:
-                done, self._done = self._done, []
-                self.aside.post((self._stepped, (done,)))
+                self._tell_aside()
         if self._ended:
             self._deliver_ends(outputs)
         return outputs
+
+    def _tell_aside(self) -> None:
+        done, self._done = self._done, []
+        self.aside.post((self._stepped, (done,)))
 
     def _do_chores(self) -> None:
         """Between two steps: end the turns that have to go, give up blocks that were in use."""
@@ -215,7 +224,8 @@ class RolloutScheduler(Scheduler):
             turns=min(len(turns), self.max_num_running_reqs),
             context=sum(turn.num_tokens for turn in turns),
         )
-        self._keep_class()
+        if not self._border.owes and not (turns and self._state == LeaseState.DORMANT):
+            self._keep_class()
         self._publish()
         if self._news_for_node:
             self._news_for_node = False
@@ -225,7 +235,10 @@ class RolloutScheduler(Scheduler):
         return min(LOOK_S, max(SOON_S, until - time.monotonic()))
 
     def _keep_class(self) -> None:
-        """Run in the class the terms ask for; serving or the node may have lifted us meanwhile."""
+        """Run in the class the terms ask for; serving or the node may have lifted us meanwhile.
+
+        Not while they wait for us: a step that crawls in the idle class would hold them up.
+        """
         wanted = self._terms.preempt_s is not None
         compute = self.device.compute
         if compute and wanted != priority.is_idle(compute[0]):
@@ -351,6 +364,7 @@ class RolloutScheduler(Scheduler):
             refused_arrival=refused[Refusal.ARRIVAL],
             refused_page=refused[Refusal.PAGE],
             refused_state=refused[Refusal.STATE],
+            late_expected=self.gate.risk,
             kv_claim=self._border.claim,
             kv_revision=self._border.revision,
             kv_used=parking.used * parking.block_bytes,

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.executor import priority
+from rose.executor.aside import Aside
 from rose.executor.bounds import LatencyBound, Queue, bounds
 from rose.executor.facts import RolloutFacts, ServingFacts
 from rose.executor.latency import Step
@@ -25,7 +26,7 @@ from rose.executor.memory import WATERMARK, serving_quota
 from rose.executor.page import Page, PageError, Peer, Reading, Writer
 from rose.executor.slo import Slo
 from rose.executor.vllm import compat
-from rose.executor.vllm.engine import LIVENESS_S, Aside, Device, logger, step_of
+from rose.executor.vllm.engine import LIVENESS_S, Device, logger, step_of
 from rose.executor.vllm.options import ServingOptions, options_from
 from rose.executor.vllm.overhead import Overhead
 

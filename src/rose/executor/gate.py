@@ -11,15 +11,15 @@ import math
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rose.executor import admission
 from rose.executor.admission import Question, Refusal, Terms, Window
 from rose.executor.budget import ErrorBudget
 from rose.executor.facts import ServingFacts
-from rose.executor.latency import NOTHING, Fit, Step
-from rose.executor.page import Peer
-from rose.executor.vllm.engine import Device
+from rose.executor.latency import NOTHING, Fit, Step, Tracker
+from rose.executor.page import Page, Peer
 
 GATE_S = 0.02
 """Longest wait inside `schedule`: bounds how late a new or aborted turn is noticed."""
@@ -40,9 +40,23 @@ SHUT = _Decided(admission.shut(Refusal.STATE), NOTHING, 0)
 
 
 class Gate:
-    def __init__(self, device: Device, *, dedicated: bool, chunk: int) -> None:
+    """`seconds` is the device's clock; `chunk` the most prompt tokens of a step."""
+
+    def __init__(
+        self,
+        page: Page,
+        latency: Tracker,
+        seconds: Callable[[], float],
+        *,
+        dedicated: bool,
+        chunk: int,
+    ) -> None:
         self.refused: Counter[Refusal] = Counter()
-        self._device = device
+        self.risk = 0.0
+        """Serving requests that all steps together have made late, in expectation."""
+        self._page = page
+        self._latency = latency
+        self._seconds = seconds
         self._dedicated = dedicated
         self._chunk = chunk
         self._serving = Peer()
@@ -73,7 +87,7 @@ class Gate:
             valid = now <= window.until and (decided.steps == self.begun or not window.once)
             if valid and (tokens := decided.fit.tokens(decode, self._chunk)):
                 self.used, self.used_at = window, now
-                self.used_seconds = None if self.begun % CLOCKED else self._device.seconds()
+                self.used_seconds = None if self.begun % CLOCKED else self._seconds()
                 return tokens
             deadline = min(deadline, now + GATE_S)
             if now >= deadline:
@@ -89,18 +103,18 @@ class Gate:
     def end(self, window: Window, step: Step, began: float, ended: float) -> None:
         self._ended += 1
         self._recent.append((began, ended))
-        self._budget.spend(window.risk(self._device.latency.upper(step)))
+        risk = window.risk(self._latency.upper(step))
+        self._budget.spend(risk)
+        self.risk += risk
 
     def decide(self, terms: Terms, *, active: bool, turns: int, context: int) -> float:
         """Look again: something may have changed. Returns until when the decision holds."""
-        begun, latency = self.begun, self._device.latency
+        begun, latency = self.begun, self._latency
         worth = latency.upper(Step(0, turns, context))
         window = self._window(terms, worth) if active else SHUT.window
         if window.once and begun != self._ended:
             window = admission.shut(Refusal.BUSY)  # our own step in flight takes of that slack
-        self._decided = _Decided(
-            window, self._device.latency.within(window.seconds, context), begun
-        )
+        self._decided = _Decided(window, self._latency.within(window.seconds, context), begun)
         self.watchful = window.once or window.seconds <= 0
         self._changed.set()
         return window.until
@@ -108,14 +122,14 @@ class Gate:
     def _window(self, terms: Terms, worth_s: float) -> Window:
         if self._dedicated:
             return admission.OPEN
-        reading = self._device.page.serving()
+        reading = self._page.serving()
         if reading is None:
             return admission.shut(Refusal.PAGE)
         facts = reading.facts if self._serving.alive(reading.writer) else _gone(reading.facts)
         self._budget.share = terms.error_budget
         self._budget.earn(facts.arrived)
         occupied = sum(max(0.0, end - max(begin, facts.step_began)) for begin, end in self._recent)
-        latency = self._device.latency
+        latency = self._latency
         likely = latency.likely.margin / latency.margin
         return admission.window(
             Question(facts, terms, time.monotonic(), occupied, self._budget.left, likely, worth_s)
