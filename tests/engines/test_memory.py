@@ -1,6 +1,9 @@
 """KV memory really moves between the engines, and the border is never crossed."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -131,6 +134,40 @@ def test_serving_that_jumps_gets_its_memory(
     assert record.resumed_turns > 0
     assert node.status()["restarts"] == restarts
     node.until(lambda: node.rollout().kv_claim > 0, "rollout grows back")
+
+
+@contextmanager
+def device_kept_busy() -> Iterator[None]:
+    """A process of normal priority that never leaves the device's core, as serving under load."""
+    spin = "import os\nos.sched_setaffinity(0, {0})\nwhile True: pass"
+    spinner = subprocess.Popen([sys.executable, "-c", spin])
+    try:
+        yield
+    finally:
+        spinner.kill()
+        spinner.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may lift a thread out of the idle class")
+def test_a_rollout_engine_without_cpu_still_lets_go(active_node: Any, start_rollouts: Any) -> None:
+    node = active_node
+    before, restarts = node.rollout(), node.status()["restarts"]
+    going = start_rollouts(
+        node.rollout_url,
+        in_flight=8,
+        trajectories=8,
+        turns=1,
+        prompt_tokens=Fixed(1500),
+        turn_tokens=Fixed(400),
+    )
+    node.until(lambda: node.rollout().running == 8, "rollouts run")
+    with device_kept_busy():
+        node.revoke()
+        assert node.rollout().kv_resident == 0
+        assert node.rollout().running == 0
+    assert node.rollout().ended_revoked > before.ended_revoked
+    assert node.status()["restarts"] == restarts
+    going.abandon()
 
 
 def test_a_turn_that_is_not_taken_says_why(node: Any) -> None:
