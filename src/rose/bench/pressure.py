@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ NEEDED_SHARE = 0.25
 """Of the device's KV: what serving suddenly wants in every round."""
 DORMANT_S = 10.0
 FILL_S = 40.0
+JUMP_S = 2.0
 JUMP_EVERY_S = 12.0
 HUNGRY = replace(
     Workload(0.0, False).rollouts,
@@ -88,7 +90,8 @@ async def compare_policies(node: Node, jumps: int, say: Callable[[str], None]) -
         )
         await asyncio.sleep(JUMP_EVERY_S)
         for number in range(jumps):
-            await _jump(node, seed=100 + number)
+            async with _demand(node, seed=100 + number):
+                await asyncio.sleep(JUMP_S)
             await asyncio.sleep(JUMP_EVERY_S)
         stop.set()
         record = await rolling
@@ -116,26 +119,30 @@ async def _rollout_regrows(node: Node) -> None:
 
 async def _jump(node: Node, seed: int) -> tuple[float, float]:
     """One jump of serving's demand: seconds until its quota has risen by what it needs."""
-    assert node.serving is not None
     before = node.page.serving()
     assert before is not None
-    needed = int(NEEDED_SHARE * node.page.kv_total)
-    tokens = _tokens_for(node, needed)
+    wanted = before.facts.kv_quota + int(NEEDED_SHARE * node.page.kv_total)
+    watching = asyncio.create_task(_until_quota(node, wanted))
+    async with _demand(node, seed):
+        return await watching
+
+
+@asynccontextmanager
+async def _demand(node: Node, seed: int) -> AsyncIterator[None]:
+    """Long serving prompts that need `NEEDED_SHARE` of the KV; their clients go away at the end."""
+    tokens = _tokens_for(node, int(NEEDED_SHARE * node.page.kv_total))
     length = min(512, tokens)
-    count = -(-tokens // length)
-    watching = asyncio.create_task(_until_quota(node, before.facts.kv_quota + needed))
     async with aiohttp.ClientSession() as session:
         sending = [
             asyncio.create_task(_abandon(session, node, length, seed * 1000 + i))
-            for i in range(count)
+            for i in range(-(-tokens // length))
         ]
         try:
-            seconds, longest_step = await watching
+            yield
         finally:
             for task in sending:
                 task.cancel()
             await asyncio.gather(*sending, return_exceptions=True)
-    return seconds, longest_step
 
 
 async def _abandon(session: aiohttp.ClientSession, node: Node, length: int, seed: int) -> None:
