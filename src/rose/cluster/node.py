@@ -12,17 +12,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import msgspec
-import psutil
 
 from rose.cluster import profiles
 from rose.cluster.config import ConfigError, NodeConfig, check_fits, check_slo
 from rose.cluster.engine import Engine, attached, free_port
 from rose.cluster.memo import Memo
+from rose.cluster.suspicion import Suspicion, lift_rollout
 from rose.executor import priority
 from rose.executor.admission import RULES
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts
@@ -36,25 +35,8 @@ log = logging.getLogger("rose.node")
 SUPERVISE_S = 0.2
 ORDER_S = 10.0
 """A rollout engine that has not carried out an order after this long is killed."""
-STOPPED_S = 2.0
-"""A rollout process that stays stopped (SIGSTOP) this long is killed: it sits on memory."""
-PRESSURE_S = 3.0
-"""Serving may want memory this long before the rollout engine that holds it is killed."""
 RESTART_S = 2.0
 """Pause before a dead engine is started again, doubled each time up to a minute."""
-
-
-@dataclass
-class _Suspicion:
-    """Since when something has been wrong with the rollout engine."""
-
-    since: dict[str, float] = field(default_factory=dict)
-
-    def lasting(self, what: str, wrong: bool, limit_s: float, now: float) -> bool:
-        if not wrong:
-            self.since.pop(what, None)
-            return False
-        return now - self.since.setdefault(what, now) > limit_s
 
 
 class Node:
@@ -74,7 +56,7 @@ class Node:
         self.restarts = {"serving": 0, "rollout": 0}
         self.last_activate_s = 0.0
         self.last_revoke_s = 0.0
-        self._suspicion = _Suspicion()
+        self._suspicion = Suspicion()
         self._orders = NodeOrders()
         self._memo = Memo(config.page_path.with_suffix(".json"))
         self._pause = {"serving": RESTART_S, "rollout": RESTART_S}
@@ -222,7 +204,7 @@ class Node:
             self.page.ring("gate")
             epoch = self._orders.epoch
         if state == LeaseState.DORMANT:
-            self._lift_rollout()
+            lift_rollout(self.page)
         while time.monotonic() - began < ORDER_S:
             seen = self.page.bell("node")
             reading = self.page.rollout()
@@ -263,11 +245,6 @@ class Node:
         self.page.publish("node", self._orders)
         self.page.ring("serving")
 
-    def _lift_rollout(self) -> None:
-        reading = self.page.rollout()
-        if reading is not None and reading.writer.alive and reading.facts.preemptible:
-            priority.lift(reading.writer.pid)
-
     # ---- supervision
 
     async def _supervise(self) -> None:
@@ -282,7 +259,7 @@ class Node:
         if self.page.mend():
             log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
             self.page.publish("node", self._orders)
-        if why := self._rollout_is_stuck(time.monotonic()):
+        if self.rollout and (why := self._suspicion.stuck(self.page, time.monotonic())):
             await self._kill_rollout(why)
         for role in ("serving", "rollout"):
             engine: Engine | None = getattr(self, role)
@@ -324,30 +301,11 @@ class Node:
         except (ConfigError, TimeoutError, aiohttp.ClientError) as error:
             log.error("restart failed", extra={"facts": {"role": role, "why": str(error)}})
 
-    def _rollout_is_stuck(self, now: float) -> str | None:
-        reading = self.page.rollout()
-        if reading is None or not reading.writer.alive or self.rollout is None:
-            return None
-        stopped = _stopped(reading.writer.pid)
-        if self._suspicion.lasting("stopped", stopped, STOPPED_S, now):
-            return "its process is stopped"
-        serving = self.page.serving()
-        starved = (
-            serving is not None
-            and serving.writer.alive
-            and serving.facts.kv_need + reading.facts.kv_claim > self.page.kv_total
-        )
-        if starved:
-            self._lift_rollout()
-        if self._suspicion.lasting("memory", starved, PRESSURE_S, now):
-            return "it holds memory that serving needs"
-        return None
-
     async def _kill_rollout(self, why: str) -> None:
         if self.rollout is None:
             return
         log.error("killing the rollout engine", extra={"facts": {"why": why}})
-        self._suspicion = _Suspicion()
+        self._suspicion = Suspicion()
         await self.rollout.stop(also=self.core("rollout"), gently=False)
 
     # ---- facts for people and other processes
@@ -404,10 +362,3 @@ def _shown(engine: Engine | None) -> dict[str, Any] | None:
     if engine is None:
         return None
     return {"url": engine.url, "pid": engine.pid, "alive": not engine.pid or engine.alive}
-
-
-def _stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:
-        return False
