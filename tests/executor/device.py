@@ -175,7 +175,8 @@ def rose(ask: Ask) -> Grant:
     tokens = fit.tokens(want.decode, min(want.prefill, CHUNK))
     if not tokens:
         return Grant(0, window.binding)
-    upper = ask.latency.upper(Step(tokens - want.decode, want.decode, want.context))
+    decode = min(tokens, want.decode)
+    upper = ask.latency.upper(Step(tokens - decode, decode, want.context))
     return Grant(tokens, None, upper, window.risk(upper), window.until)
 
 

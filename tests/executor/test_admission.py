@@ -48,14 +48,16 @@ ROOM = DECODES_S + 0.2
     ],
 )
 def test_each_condition_refuses_what_no_longer_fits(enough: ServingFacts, reason: Refusal) -> None:
-    fits = DECODES_S * (1 - 1e-9)
-    assert ask(enough, Step(0, 19, 0)).tokens == 19
-    tight = replace(
-        enough,
-        clear_with_new_s=enough.clear_with_new_s + DECODES_S - fits + 1e-6,
-        next_step_with_new_s=enough.next_step_with_new_s + DECODES_S - fits + 1e-6,
-    )
-    assert ask(tight) == Grant(0, reason)
+    def tighter(seconds: float) -> ServingFacts:
+        return replace(
+            enough,
+            clear_with_new_s=enough.clear_with_new_s + seconds,
+            next_step_with_new_s=enough.next_step_with_new_s + seconds,
+        )
+
+    assert ask(tighter(-1e-6)).tokens == 20
+    assert ask(tighter(1e-6)).tokens == 19
+    assert ask(tighter(DECODES_S)) == Grant(0, reason)
 
 
 def test_an_arrival_that_would_wait_too_long_is_refused_with_nobody_here() -> None:

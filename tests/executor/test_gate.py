@@ -84,6 +84,15 @@ def test_an_idle_serving_engine_leaves_it_open_for_many_steps(bench: Bench) -> N
     assert not bench.gate.watchful
 
 
+def test_a_batch_too_large_for_an_idle_device_runs_in_part(bench: Bench) -> None:
+    bench.serving(ttft_s=0.2 + 0.1)  # room for 0.1 s: 0.0125 s fixed, 0.0025 s a turn
+    bench.decide()
+    assert step(bench, decode=100) == 34
+    bench.serving(ttft_s=0.2 + 0.01)
+    bench.decide()
+    assert step(bench, decode=100) == 0
+
+
 def test_slack_of_a_busy_one_is_lent_once(bench: Bench) -> None:
     bench.busy(slack=0.3)
     bench.decide()

@@ -24,7 +24,8 @@ from rose.executor.page import Page, Peer
 GATE_S = 0.02
 """Longest wait inside `schedule`: bounds how late a new or aborted turn is noticed."""
 CLOCKED = 4
-"""One of so many steps is timed for the latency model: reading the CPU clock is a system call."""
+"""One of so many steps is timed for the latency model (all of them beside serving): reading the
+CPU clock is a system call."""
 STEPS_REMEMBERED = 8
 """Rollout steps that may overlap one serving step; without preemption it is hardly ever two."""
 
@@ -70,8 +71,8 @@ class Gate:
         self.used = SHUT.window
         self.used_at = self.waited_s = 0.0
         self.used_seconds: float | None = None
-        """Of the last `tokens`: the window, when, how long it waited, and the device's clock (on
-        one of `CLOCKED` steps)."""
+        """Of the last `tokens`: the window, when, how long it waited, and the device's clock on
+        steps that are timed."""
         self._changed = threading.Event()
 
     # ---- the engine's thread
@@ -87,7 +88,8 @@ class Gate:
             valid = now <= window.until and (decided.steps == self.begun or not window.once)
             if valid and (tokens := decided.fit.tokens(decode, self._chunk)):
                 self.used, self.used_at = window, now
-                self.used_seconds = None if self.begun % CLOCKED else self._seconds()
+                clocked = self.watchful or self.begun % CLOCKED == 0
+                self.used_seconds = self._seconds() if clocked else None
                 return tokens
             deadline = min(deadline, now + GATE_S)
             if now >= deadline:

@@ -58,10 +58,10 @@ class Fit(NamedTuple):
     per_decode: float
 
     def tokens(self, decode: int, most_prefill: int) -> int:
-        """Tokens of a step with all `decode` sequences and some prompts; 0 if they do not fit."""
+        """Tokens of a step with all `decode` sequences and some prompts, or as many as fit."""
         prefill = self.alone - self.per_decode * decode
         if prefill < 0:
-            return 0
+            return int(self.alone / self.per_decode) if self.alone > 0 else 0
         return decode + (most_prefill if prefill > most_prefill else int(prefill))
 
 

@@ -117,8 +117,7 @@ class ServingMixin:
         device.guard.enter()
         ended = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
         device.guard.leave()
-        for request in ended:
-            self.aside.post((self._lives.gone, (request.request_id,)))
+        self.aside.nudge()
         return ended
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
@@ -151,9 +150,7 @@ class ServingMixin:
         self._since, self._step_began = seconds, at
         self._overhead.stepped()
         for request_id, tokens in computed:
-            if (request := self.requests.get(request_id)) is None:
-                self._lives.gone(request_id)
-            else:
+            if (request := self.requests.get(request_id)) is not None:
                 self._lives.stepped(request_id, tokens, request.num_output_tokens, at)
 
     def _tell(self) -> float:
@@ -164,6 +161,10 @@ class ServingMixin:
         """
         device = self.device
         assert device is not None
+        for request_id in self._lives.names():
+            request = self.requests.get(request_id)
+            if request is None or request.is_finished():
+                self._lives.gone(request_id)
         self._respect_claim(device, time.monotonic(), force=self._handing_over)
         self._publish(device)
         return 0.0 if self._handing_over else LIVENESS_S
