@@ -9,6 +9,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from rose.cluster.engine import HOST_NICE
+
 METRICS = {
     "rose_activate_seconds",
     "rose_engine_restarts_total",
@@ -56,6 +60,13 @@ def test_all_documented_metrics_are_there(
     after = scrape()
     lent = float(after["rose_tokens_lent_total"]) - float(before["rose_tokens_lent_total"])
     assert lent >= 50 - 32 + 7  # all but a cached block, and every token after the first
+
+
+def test_rollouts_api_server_yields_the_host_cores_and_nobody_else_does(node: Any) -> None:
+    status, mine = node.status(), psutil.Process().nice()
+    servers = {role: psutil.Process(status[role]["pid"]).nice() for role in ("serving", "rollout")}
+    assert servers == {"serving": mine, "rollout": max(mine, HOST_NICE)}
+    assert {psutil.Process(node.core(role)).nice() for role in servers} == {mine}
 
 
 def test_the_page_can_be_dumped(node: Any) -> None:

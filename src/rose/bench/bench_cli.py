@@ -28,6 +28,9 @@ def executor(
     scenario: Annotated[
         list[str] | None, typer.Option(help="Only these, e.g. steady_60 bursty_20; all by default.")
     ] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="Only these, beside serving alone and rollout alone.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for pictures and logs.")] = Path("bench-out"),
 ) -> None:
     """Serving alone, rollout alone, share-all, static split and rose on one device."""
@@ -49,6 +52,7 @@ def executor(
         repeats=repeats,
         quick=quick,
         only=tuple(scenario or ()),
+        modes=tuple(mode or ()),
         out=out,
     )
     target = json_file or out / "executor.json"

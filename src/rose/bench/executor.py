@@ -12,7 +12,7 @@ import asyncio
 import logging
 import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ FIRST_SLO = Slo(20.0, 5.0)
 """Promises while calibrating: loose, nothing is lent then anyway."""
 ORDERS_REPEATED = 20
 
-MAIN_MODES = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate")
+BASELINES = ("serving_alone", "rollout_alone")
+MAIN_MODES = (*BASELINES, "share_all", "rose", "rose_gate")
 """The other modes, which compare rules, run where the device is busiest and steady."""
-LIGHT_MODES = ("serving_alone", "rollout_alone", "rose", "rose_gate")
+LIGHT_MODES = (*BASELINES, "rose", "rose_gate")
 """Where the device is mostly idle: requests are rare, so hundreds of them take long."""
 LIGHT = 2.0
 """Windows of a lightly loaded device are longer by this."""
@@ -63,6 +64,8 @@ class Settings:
     repeats: int = 3
     quick: bool = False
     only: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    """Beside serving alone and rollout alone; all that a scenario has when empty."""
     out: Path = Path("bench-out")
 
     def scenarios(self) -> list[Scenario]:
@@ -77,7 +80,18 @@ class Settings:
         known = [scenario.name for scenario in every]
         if unknown := set(self.only) - set(known):
             raise ConfigError(f"--scenario {unknown.pop()}: choose from {', '.join(known)}")
-        return [scenario for scenario in every if not self.only or scenario.name in self.only]
+        if unknown := set(self.modes) - set(MODES):
+            raise ConfigError(f"--mode {unknown.pop()}: choose from {', '.join(MODES)}")
+        return [
+            replace(scenario, modes=self._wanted(scenario.modes))
+            for scenario in every
+            if not self.only or scenario.name in self.only
+        ]
+
+    def _wanted(self, modes: tuple[str, ...]) -> tuple[str, ...]:
+        if not self.modes:
+            return modes
+        return tuple(mode for mode in MODES if mode in (*BASELINES, *self.modes))
 
     def window(self, scenario: Scenario) -> float:
         """A light load needs longer for as many requests."""
@@ -236,8 +250,7 @@ def _summary(runs: dict[str, list[Run]], slo: Slo, workload: Workload) -> dict[s
         "modes": modes,
         "overhead_us": max(
             max(m.serving.overhead_us, m.rollout.overhead_us)
-            for name in ("rose", "rose_gate")
-            for one in runs.get(name, [])
+            for one in (*runs.get("rose", []), *runs.get("rose_gate", []), *runs["serving_alone"])
             for m in one.moments[-5:]
         ),
     }
@@ -261,22 +274,26 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
         value = part["modes"][mode][what]
         return float(value["p99"]) if value else float("inf")
 
-    for mode, suffix in (("rose", ""), ("rose_gate", "_gate")):
-        for what in ("ttft", "tpot"):
-            ratios[f"{what}_p99_vs_alone{suffix}"] = max(
-                p99(part, mode, f"{what}_s") / p99(part, "serving_alone", f"{what}_s")
-                for part in scenarios.values()
-            )
-        for what in ("slo_attainment", "harvest_efficiency"):
-            ratios[f"{what}{suffix}"] = min(p["modes"][mode][what] for p in scenarios.values())
-    for what in ("ttft", "tpot"):
-        shared = [
-            p99(part, "share_all", f"{what}_s") / p99(part, "serving_alone", f"{what}_s")
+    def against_alone(mode: str, what: str) -> float:
+        return max(
+            p99(part, mode, f"{what}_s") / p99(part, "serving_alone", f"{what}_s")
             for part in scenarios.values()
-            if "share_all" in part["modes"]
-        ]
-        if shared:
-            ratios[f"share_all_{what}_p99_vs_alone"] = max(shared)
+            if mode in part["modes"]
+        )
+
+    def worst(mode: str, what: str) -> float:
+        return min(p["modes"][mode][what] for p in scenarios.values() if mode in p["modes"])
+
+    ran = {mode for part in scenarios.values() for mode in part["modes"]}
+    for mode, suffix in (("rose", ""), ("rose_gate", "_gate")):
+        if mode in ran:
+            for what in ("ttft", "tpot"):
+                ratios[f"{what}_p99_vs_alone{suffix}"] = against_alone(mode, what)
+            for what in ("slo_attainment", "harvest_efficiency"):
+                ratios[f"{what}{suffix}"] = worst(mode, what)
+    if "share_all" in ran:
+        for what in ("ttft", "tpot"):
+            ratios[f"share_all_{what}_p99_vs_alone"] = against_alone("share_all", what)
     ratios["serving_alone_slo_attainment"] = min(
         part["modes"]["serving_alone"]["slo_attainment"] for part in scenarios.values()
     )

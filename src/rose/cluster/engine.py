@@ -26,6 +26,8 @@ from rose.executor.page import process_start
 READY_S = 180.0
 """An engine that is not healthy after three minutes will not be."""
 STOP_S = 10.0
+HOST_NICE = 10
+"""Of the rollout engine's API server: on the host cores, too, serving comes first."""
 ROLLOUT_OOM_SCORE = 900
 """The kernel's out-of-memory killer takes the rollout engine first."""
 
@@ -133,6 +135,14 @@ class Engine:
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             for thread in psutil.Process(self.pid).threads():
                 os.sched_setaffinity(thread.id, cores)
+
+    def yield_host(self) -> None:
+        """Let this API server's threads wait for others on the host cores."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for thread in psutil.Process(self.pid).threads():
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getpriority(os.PRIO_PROCESS, thread.id) < HOST_NICE:
+                        os.setpriority(os.PRIO_PROCESS, thread.id, HOST_NICE)
 
     def last_words(self) -> str:
         """The line of the log that most likely says what went wrong."""

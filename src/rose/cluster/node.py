@@ -150,6 +150,8 @@ class Node:
         for engine in (self.serving, self.rollout):
             if engine is not None and engine.pid and self.config.where.cores:
                 engine.keep_to(self.config.where.host_cores)
+        if self.serving is not None and self.rollout is not None and self.rollout.pid:
+            self.rollout.yield_host()
 
     async def _warm_up(self) -> None:
         """The first steps of a fresh engine are slow: take them now, then sleep."""

@@ -28,33 +28,39 @@ GUARD_LOOK_S = 100e-6
 class Guard:
     """Keeps vLLM's block pool to one thread at a time, at next to no cost for the engine's own.
 
-    The engine's thread calls `enter` and `leave` (and may nest them); any other thread uses `with`.
-    Each raises its own flag before it looks at the other's, so at least one of them sees both.
+    The engine's thread counts itself in and out (`enter` and `leave`, or by hand where a call is
+    too dear; it may nest); any other thread uses `with`. Each raises its own flag before it looks
+    at the other's, so at least one of them sees both.
     """
 
     def __init__(self) -> None:
-        self._inside = 0
-        self._wanted = False
+        self.inside = 0
+        self.wanted = False
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        self._inside += 1
-        if self._wanted and self._inside == 1:
-            self._inside = 0
-            with self._lock:
-                self._inside = 1
+        self.inside += 1
+        if self.wanted:
+            self.wait()
 
     def leave(self) -> None:
-        self._inside -= 1
+        self.inside -= 1
+
+    def wait(self) -> None:
+        """Let the other thread finish first, unless the engine's was inside before."""
+        if self.inside == 1:
+            self.inside = 0
+            with self._lock:
+                self.inside = 1
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._wanted = True
-        while self._inside:
+        self.wanted = True
+        while self.inside:
             time.sleep(GUARD_LOOK_S)
 
     def __exit__(self, *_: object) -> None:
-        self._wanted = False
+        self.wanted = False
         self._lock.release()
 
 

@@ -146,18 +146,22 @@ class RolloutScheduler(Scheduler):
         if not tokens and self._done:
             self._tell_aside()  # the gate may be shut because it does not know that they ended
         self.max_num_scheduled_tokens = min(tokens, self._most_tokens)
-        guard.enter()
+        guard.inside += 1
+        if guard.wanted:
+            guard.wait()
         output = self.stock_schedule(throttle_prefills)
-        guard.leave()
+        guard.inside -= 1
         if output.total_num_scheduled_tokens:
             gate.begun += 1
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         guard = self.device.guard
-        guard.enter()
+        guard.inside += 1
+        if guard.wanted:
+            guard.wait()
         outputs = self.stock_update(scheduler_output, model_runner_output)
-        guard.leave()
+        guard.inside -= 1
         if scheduler_output.total_num_scheduled_tokens:
             gate = self.gate
             self._done.append(

@@ -97,17 +97,23 @@ class ServingMixin:
             return self.stock_schedule(throttle_prefills)
         if not device.placed:
             device.place_threads()
-        device.guard.enter()
+        guard = device.guard
+        guard.inside += 1
+        if guard.wanted:
+            guard.wait()
         output = self.stock_schedule(throttle_prefills)
-        device.guard.leave()
+        guard.inside -= 1
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         if (device := self.device) is None:
             return self.stock_update(scheduler_output, model_runner_output)
-        device.guard.enter()
+        guard = device.guard
+        guard.inside += 1
+        if guard.wanted:
+            guard.wait()
         outputs = self.stock_update(scheduler_output, model_runner_output)
-        device.guard.leave()
+        guard.inside -= 1
         self.aside.post((self._stepped, (scheduler_output, time.monotonic())))
         return outputs
 
