@@ -282,7 +282,7 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
         )
 
     def worst(mode: str, what: str) -> float:
-        return min(p["modes"][mode][what] for p in scenarios.values() if mode in p["modes"])
+        return float(min(p["modes"][mode][what] for p in scenarios.values() if mode in p["modes"]))
 
     ran = {mode for part in scenarios.values() for mode in part["modes"]}
     for mode, suffix in (("rose", ""), ("rose_gate", "_gate")):
