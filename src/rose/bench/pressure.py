@@ -173,9 +173,16 @@ def _poll_quota(node: Node, wanted: int) -> tuple[float, float]:
             if not jumped and serving.facts.kv_need > serving.facts.kv_quota * 0.5:
                 jumped = now
             if jumped and serving.facts.kv_quota >= min(wanted, serving.facts.kv_max):
-                return now - jumped, step
+                return now - jumped, max(step, _last_step(node))
         time.sleep(0.001)
     raise RuntimeError("serving did not get its memory within a minute")
+
+
+def _last_step(node: Node) -> float:
+    """The step that was in flight: it is published a moment after the memory is given back."""
+    time.sleep(0.1)
+    rollout = node.page.rollout()
+    return rollout.facts.step_last_ms / 1e3 if rollout is not None else 0.0
 
 
 def _tokens_for(node: Node, needed: int) -> int:
