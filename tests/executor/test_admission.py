@@ -223,6 +223,12 @@ def test_old_facts_are_not_believed(rule: str) -> None:
     assert ask(at_the_end, terms=terms).until == (ends or NOW)
 
 
+@pytest.mark.parametrize("rule", ["rose", "idle_gate", "paper_slack"])
+def test_facts_from_the_future_are_not_believed(rule: str) -> None:
+    lie = replace(IDLE, written=NOW + 3600.0)
+    assert ask(lie, terms=Terms(rule)) == Grant(0, Refusal.PAGE)
+
+
 def test_a_grant_holds_until_its_facts_are_void() -> None:
     flight = replace(IDLE, running=1, step_began=NOW, step_ends=NOW + 0.01, written=NOW)
     assert ask(flight).until == NOW + 0.01

@@ -22,9 +22,9 @@ has taken from the device since that step began.
 Two variants. With sub-step preemption (CPU: SCHED_IDLE) serving overtakes a rollout step already
 begun, so `r` is the measured preemption delay; a step begun while serving computes would only crawl
 and waste cache, so it is not begun. Without preemption (`preempt_s=None`, a GPU today) the whole
-rollout step blocks, its tokens are cut to what fits, and time between serving steps is
-lent too when it allows a step with all turns (half a batch costs the device nearly as much as a
-whole one, and a serving request that is done sooner leaves the device to rollouts altogether).
+rollout step blocks, its tokens are cut to what fits, and time between serving steps is lent too
+when it allows a step with all turns (half a batch costs the device nearly as much as a whole one,
+and a serving request that is done sooner leaves the device to rollouts altogether).
 
 Without preemption the worst case is dear: the longest prompt at the worst moment almost never
 comes. But serving promises a percentile, so a few of its requests may be late, and lending may use
@@ -127,7 +127,11 @@ class Question(NamedTuple):
 
     @property
     def fresh_until(self) -> float:
-        return self.facts.written + STALE_S if self.facts.written else math.inf
+        """Facts without a time are believed for ever, facts from the future never."""
+        written = self.facts.written
+        if written > self.now:
+            return -math.inf
+        return written + STALE_S if written else math.inf
 
     @property
     def flight_ends(self) -> float:
