@@ -18,15 +18,16 @@ TITLES = {
 
 
 def draw(runs: list[Run], slo: Slo, kv_total: int, title: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure(runs, slo, kv_total, title).savefig(path, dpi=110)
+
+
+def figure(runs: list[Run], slo: Slo, kv_total: int, title: str) -> Any:
     """One column per run, one row per quantity; shared axes, so columns compare by eye."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(
-        5, len(runs), figsize=(5.2 * len(runs), 11), sharex=True, sharey="row", squeeze=False
-    )
+    picture = Figure(figsize=(5.2 * len(runs), 11))
+    axes = picture.subplots(5, len(runs), sharex=True, sharey="row", squeeze=False)
     for column, run in enumerate(runs):
         cells = axes[:, column]
         cells[0].set_title(TITLES.get(run.mode, run.mode), fontsize=12)
@@ -40,14 +41,13 @@ def draw(runs: list[Run], slo: Slo, kv_total: int, title: str, path: Path) -> No
     names = ("serving requests", "TTFT, ms", "TPOT, ms", "rollout tokens/s", "KV memory, MiB")
     for row, name in enumerate(names):
         axes[row][0].set_ylabel(name)
+        axes[row][0].set_ylim(bottom=0)  # last, because it ends the scaling to what is drawn
     for cell in axes.flat:
         cell.grid(alpha=0.25)
         cell.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=13)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    picture.suptitle(title, fontsize=13)
+    picture.tight_layout()
+    return picture
 
 
 def _load(cell: Any, run: Run) -> None:
@@ -71,7 +71,6 @@ def _latency(cell: Any, run: Run, limit: float, name: str) -> None:
         "SLO", (0.995, limit * 1e3), xycoords=("axes fraction", "data"), ha="right", va="bottom",
         color=SLO_COLOUR, fontsize=9,
     )  # fmt: skip
-    cell.set_ylim(bottom=0)
 
 
 def _tokens(cell: Any, run: Run) -> None:
