@@ -114,6 +114,14 @@ class Whims(RolloutScheduler):
         return super().schedule(throttle_prefills)
 
 
+class Squeezed(RolloutScheduler):
+    """Has memory for 256 tokens and never gets more."""
+
+    def _follow_memory(self, *, may_end: bool) -> bool:
+        self.device.parking.set_usable(256 // self.block_size)
+        return False
+
+
 def rose(page: Path, model: str, **more: Any) -> dict[str, Any]:
     """What `--additional-config` would say."""
     profile = profiles.path_for(model, "auto", "cpu:0")
@@ -121,15 +129,33 @@ def rose(page: Path, model: str, **more: Any) -> dict[str, Any]:
     return {"rose": common | more}
 
 
-def random_grants(path: Path) -> Any:
+def rollout_engine(path: Path, scheduler: type[RolloutScheduler]) -> LLM:
     page = Page.create(path, kv_total=KV, device="cpu:0")
     page.publish("node", NodeOrders(epoch=1, state=LeaseState.ACTIVE))
-    llm = engine(
+    return engine(
         "tiny-b",
-        scheduler_cls=Whims,
+        scheduler_cls=scheduler,
         worker_cls="rose.executor.vllm.worker.ElasticWorker",
         additional_config=rose(path, "tiny-b", dedicated=True),
     )
+
+
+def too_large(path: Path) -> Any:
+    """A turn that does not fit, and one behind it that does."""
+    llm = rollout_engine(path, Squeezed)
+    asked = prompts(0)
+    outputs = llm.generate(
+        [{"prompt_token_ids": asked[SIZES.index(size)]} for size in (700, 5)],
+        SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True),
+        use_tqdm=False,
+    )
+    path.unlink()
+    ends = [output.outputs[0] for output in outputs]
+    return [[end.finish_reason, end.stop_reason, list(end.token_ids)] for end in ends]
+
+
+def random_grants(path: Path) -> Any:
+    llm = rollout_engine(path, Whims)
     rounds = [answers(llm, prompts(0)) for _ in range(3)]
     path.unlink()
     return {"tokens": [r[0] for r in rounds], "ends": [r[1] for r in rounds], **Whims.seen}
@@ -170,6 +196,7 @@ def main() -> None:
     tasks = {
         "stock": stock,
         "random_grants": lambda: random_grants(page),
+        "too_large": lambda: too_large(page),
         "unusable_pages": lambda: unusable_pages(page),
     }
     for name, task in tasks.items():

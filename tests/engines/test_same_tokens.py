@@ -34,6 +34,13 @@ def test_random_grants_random_memory_and_random_ends(stock: Any) -> None:
     assert set(ends) == {("length", None), ("abort", "rose:reclaimed")}
 
 
+def test_a_turn_that_can_never_run_is_ended_and_the_next_one_runs(stock: Any) -> None:
+    large, small = stock.result("too_large")
+    reference = stock.result("stock")["tiny-b"]["tokens"]
+    assert large == ["abort", "rose:reclaimed", []]
+    assert small == ["length", None, reference[0]]
+
+
 def test_rollouts_beside_serving_that_comes_and_goes(
     active_node: Any, serving_load: Any, start_rollouts: Any
 ) -> None:

@@ -191,8 +191,7 @@ class RolloutScheduler(Scheduler):
                 self._end(begun, REVOKED)
         self._follow_memory(may_end=True)
         if time.monotonic() - self._stuck_since > STUCK_S:
-            self._end(list(self.waiting)[:1], RECLAIMED)
-            self._stuck_since = math.inf
+            self._end([r for r in list(self.waiting)[:1] if not self._fits(r)], RECLAIMED)
         self.device.guard.leave()
 
     # ---- aside
@@ -288,13 +287,16 @@ class RolloutScheduler(Scheduler):
         return self._border.follow(demand, self._memory_terms, serving, room)
 
     def _watch_stuck(self, turns: list[Any], now: float) -> None:
-        """A turn larger than the whole budget would wait for ever."""
-        waits = self._state == LeaseState.ACTIVE and bool(turns) and not self.running
-        usable = self.device.parking.usable
-        if not waits or -(-(turns[0].num_tokens + 1) // self.block_size) <= usable:
-            self._stuck_since = math.inf
-        else:
+        """A turn larger than the whole budget would wait for ever, and all others behind it."""
+        idle = self._state == LeaseState.ACTIVE and not self.running
+        if idle and not all(self._fits(turn) for turn in turns):
             self._stuck_since = min(self._stuck_since, now)
+        else:
+            self._stuck_since = math.inf
+
+    def _fits(self, turn: Any) -> bool:
+        blocks: int = -(-(turn.num_tokens + 1) // self.block_size)
+        return blocks <= self.device.parking.usable
 
     # ---- turns that end early
 
