@@ -18,6 +18,7 @@ from rose.bench.arrivals import LogNormal
 from rose.bench.colocated import VOCABULARY, Workload, settle
 from rose.bench.stats import percentiles
 from rose.cluster.node import Node
+from rose.executor.facts import RolloutFacts
 from rose.executor.memory import POLICIES
 
 NEEDED_SHARE = 0.25
@@ -161,28 +162,27 @@ async def _until_quota(node: Node, wanted: int) -> tuple[float, float]:
 
 
 def _poll_quota(node: Node, wanted: int) -> tuple[float, float]:
-    jumped = 0.0
-    step = 0.0
+    jumped, granted = 0.0, 0
+    longest = 0.0
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
         serving, rollout = node.page.serving(), node.page.rollout()
-        if rollout is not None:
-            step = max(step, rollout.facts.step_last_ms / 1e3)
-        if serving is not None:
+        if serving is not None and rollout is not None:
             now = time.monotonic()
             if not jumped and serving.facts.kv_need > serving.facts.kv_quota * 0.5:
-                jumped = now
+                jumped, granted = now, rollout.facts.granted
+            longest = max(longest, _step_since(rollout.facts, granted) if jumped else 0.0)
             if jumped and serving.facts.kv_quota >= min(wanted, serving.facts.kv_max):
-                return now - jumped, max(step, _last_step(node))
+                time.sleep(0.1)  # the step in flight is told a moment after its memory is given
+                last = node.page.rollout()
+                return now - jumped, max(longest, _step_since(last.facts, granted) if last else 0.0)
         time.sleep(0.001)
     raise RuntimeError("serving did not get its memory within a minute")
 
 
-def _last_step(node: Node) -> float:
-    """The step that was in flight: it is published a moment after the memory is given back."""
-    time.sleep(0.1)
-    rollout = node.page.rollout()
-    return rollout.facts.step_last_ms / 1e3 if rollout is not None else 0.0
+def _step_since(facts: RolloutFacts, granted: int) -> float:
+    """The latest rollout step, if it ended after so many others."""
+    return facts.step_last_ms / 1e3 if facts.granted > granted else 0.0
 
 
 def _tokens_for(node: Node, needed: int) -> int:
