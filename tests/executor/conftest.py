@@ -1,5 +1,13 @@
-from hypothesis import settings
+from collections.abc import Iterator
+from pathlib import Path
 
-# A busy machine makes single examples slow; that says nothing about the code.
-settings.register_profile("executor", deadline=None)
-settings.load_profile("executor")
+import pytest
+
+from rose.executor.page import Page
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    made = Page.create(tmp_path / "page", kv_total=1 << 30, device="cpu0")
+    yield made
+    made.close()

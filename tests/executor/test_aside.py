@@ -1,18 +1,14 @@
 """The second thread: order, catching up, bells, failure; and the guard between the two threads."""
 
+import os
+import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from rose.executor.aside import Aside, Guard
 from rose.executor.page import Page
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> Page:
-    return Page.create(tmp_path / "page", kv_total=1 << 20, device="cpu:0")
 
 
 def until(true: threading.Event) -> None:
@@ -82,6 +78,25 @@ def test_a_failure_is_said_and_ends_the_thread(
     aside.nudge()  # the engine goes on posting, and nobody minds
     assert "nothing is lent any more" in caplog.text
     assert "broken on purpose" in caplog.text
+
+
+def test_a_rollout_engine_ends_when_its_own_thread_fails(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[tuple[int, int]] = []
+    over = threading.Event()
+
+    def kill(pid: int, number: int) -> None:
+        killed.append((pid, number))
+        over.set()
+
+    def then() -> float:
+        raise ValueError("broken on purpose")
+
+    monkeypatch.setattr("rose.executor.aside.os.kill", kill)
+    Aside("failing", page, then, fatal=True)
+    until(over)
+    assert killed == [(os.getpid(), signal.SIGTERM)]
 
 
 def test_the_guard_lets_one_thread_in_at_a_time() -> None:

@@ -68,8 +68,9 @@ class Aside:
     """A thread that runs what is posted, in order, and `then` once it has caught up.
 
     `then` also runs when a watched bell rings, and after as many quiet seconds as it returned last.
-    If our own code fails here, lending ends: a serving engine goes on as a stock one, its facts
-    grow old and nothing is granted any more; a rollout engine (`fatal`) ends, and the node sees it.
+    If our own code fails here, lending ends: a serving engine goes on within the KV quota it has,
+    its facts grow old and nothing is granted any more; a rollout engine (`fatal`) ends, and the
+    node starts it again.
     """
 
     def __init__(self, name: str, page: Page, then: Callable[[], float], *, fatal: bool) -> None:

@@ -57,7 +57,8 @@ class Device:
 
 
 def device_clock() -> Callable[[], float]:
-    """Seconds of the device, readable from any thread: CPU time of the calling thread, or time."""
+    """Seconds of the device: CPU time of the thread that asks for the clock, or time; any thread
+    may read it."""
     if not current_platform.is_cpu():
         return time.monotonic
     return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
