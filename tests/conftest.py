@@ -242,10 +242,9 @@ def _engines(
     node.start()
     folder = tmp_path_factory.mktemp("stock")
     script = Path(__file__).parent / "engines" / "inprocess.py"
-    page = shm / f"{name}-stock"
     with (folder / "stock.log").open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, str(script), str(folder), str(page)],
+            [sys.executable, str(script), str(folder), str(folder / "page")],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,

@@ -84,7 +84,7 @@ class Whims(RolloutScheduler):
     """Grants, memory and ends at random: every step gets another budget of tokens and blocks."""
 
     rng = random.Random(7)
-    seen: ClassVar = {"refused": 0, "granted": 0, "preempted": 0, "ended": 0}
+    seen: ClassVar = {"refused": 0, "granted": 0, "preempted": 0, "ended": 0, "unplaced": 0}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -111,7 +111,9 @@ class Whims(RolloutScheduler):
             self.seen["ended"] += 1
             self._end([self.rng.choice(self.running)], RECLAIMED)
         self.device.guard.leave()
-        return super().schedule(throttle_prefills)
+        output = super().schedule(throttle_prefills)
+        self.seen["unplaced"] += not self.device.placed
+        return output
 
 
 class Squeezed(RolloutScheduler):

@@ -30,6 +30,7 @@ def test_random_grants_random_memory_and_random_ends(stock: Any) -> None:
     assert found["tokens"] == [reference] * len(found["tokens"])
     for whim in ("refused", "granted", "preempted", "ended"):
         assert found[whim] > 0, whim
+    assert found["unplaced"] == 0  # every step of the first lease runs on the device's cores
     ends = [tuple(end) for ends in found["ends"] for end in ends]
     assert set(ends) == {("length", None), ("abort", "rose:reclaimed")}
 

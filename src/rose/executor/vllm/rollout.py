@@ -139,6 +139,8 @@ class RolloutScheduler(Scheduler):
         return done
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
+        if not self.device.placed:
+            self.device.place_threads()
         if self._chores:
             self._do_chores()
         gate, guard = self.gate, self.device.guard
@@ -180,8 +182,6 @@ class RolloutScheduler(Scheduler):
     def _do_chores(self) -> None:
         """Between two steps: end the turns that have to go, give up blocks that were in use."""
         self._chores = not lifecycle.takes_turns(self._state)
-        if not self.device.placed:
-            self.device.place_threads()
         self.device.guard.enter()
         if not lifecycle.takes_turns(self._state):
             turns = [r for r in self.requests.values() if not r.is_finished()]
