@@ -11,6 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rose.cluster.config import ConfigError
+from rose.cluster.engine import bound, free_port
+
 GOOD: dict[str, str] = {
     "device": '"cpu:0"',
     "kv_gb": "0.0625",
@@ -140,3 +143,11 @@ def test_a_damaged_profile(refuse: Refuse, rose_home: Path, tmp_path: Path) -> N
         assert path.name in refuse(toml(tmp_path / "page", {}))
     finally:
         path.write_text(good)
+
+
+def test_a_port_is_held_until_its_server_listens() -> None:
+    with bound(0, "port") as holder:
+        taken = holder.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"serving.port {taken} is in use"):
+            free_port(taken, "serving.port")
+    assert free_port(taken, "serving.port") == taken

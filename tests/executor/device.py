@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rose.executor import admission, slo
-from rose.executor.admission import CHUNK, Question, Refusal, Terms
+from rose.executor.admission import CHUNK, NEW, Question, Refusal, Terms
 from rose.executor.bounds import Queue, bounds
 from rose.executor.facts import NEVER, ServingFacts
 from rose.executor.latency import Profile, Step, Tracker
@@ -48,8 +48,8 @@ class Serving:
     promise: Slo
     credit: float
     worst: int
-    sizes: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Prompts at the 50th, 75th, 90th and 97th percentile."""
+    sizes: tuple[int, ...] = (0, 0, 0, 0, 0)
+    """Prompts in the middle of the classes of `admission.NEW`."""
     rate: float = 0.0
     arrived: int = 0
     requests: list[Request] = field(default_factory=list)
@@ -101,16 +101,13 @@ class Serving:
                 first_due = min(first_due, slo.first_token_deadline(r.arrival, self.promise))
         here = Queue(decode, starting, prefill, context)
         next_step, clear = bounds(here, self.latency, self.budget, self.promise.tpot_s)
-        (
-            (next_50, clear_50),
-            (next_75, clear_75),
-            (next_90, clear_90),
-            (next_97, clear_97),
-            worst,
-        ) = (
+        *new, worst = (
             bounds(here.joined_by(prompt), self.latency, self.budget, self.promise.tpot_s)
             for prompt in (*self.sizes, self.worst)
         )
+        likely = {}
+        for (_, next_name, clear_name), times in zip(NEW, new, strict=True):
+            likely[next_name], likely[clear_name] = times
         return ServingFacts(
             running=decode,
             waiting=starting,
@@ -121,14 +118,6 @@ class Serving:
             clear_s=clear,
             next_step_with_new_s=worst[0],
             clear_with_new_s=worst[1],
-            next_new_50_s=next_50,
-            next_new_75_s=next_75,
-            next_new_90_s=next_90,
-            next_new_97_s=next_97,
-            clear_new_50_s=clear_50,
-            clear_new_75_s=clear_75,
-            clear_new_90_s=clear_90,
-            clear_new_97_s=clear_97,
             base_s=self.latency.upper(Step(1, decode, context)),
             arrived=self.arrived,
             arrival_rate=self.rate,
@@ -136,6 +125,7 @@ class Serving:
             step_ends=self.ends,
             ttft_s=self.promise.ttft_s,
             tpot_s=self.promise.tpot_s,
+            **likely,
         )
 
 

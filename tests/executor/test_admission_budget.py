@@ -95,10 +95,11 @@ LATENCY = Tracker(Profile("m", "d", 0.01, 0.001, 0.002, 0.0, margin=1.25, error=
 RARELY_LATE = ServingFacts(
     ttft_s=1.0,
     tpot_s=0.1,
-    clear_new_50_s=0.1,
-    clear_new_75_s=0.1,
-    clear_new_90_s=0.1,
-    clear_new_97_s=0.1,
+    clear_new_25_s=0.1,
+    clear_new_62_s=0.1,
+    clear_new_82_s=0.1,
+    clear_new_93_s=0.1,
+    clear_new_98_s=0.99,
     clear_with_new_s=0.99,
     arrival_rate=2.0,
 )
@@ -113,16 +114,25 @@ def test_the_risk_of_a_step_is_the_expected_number_of_late_requests() -> None:
     want = Step(0, 20, 0)
     upper = LATENCY.upper(want)
     grant = ask(RARELY_LATE, want, 1.0)
-    late_s = upper + 0.99 - 1.0
-    one_of_two_is_long = 1 - 0.97**2
-    pairs = 2.0 * upper * one_of_two_is_long * upper
+    one_is_long = 0.03 * (upper + 0.99 - 1.0)
+    one_of_two_is_long = (1 - 0.97**2) * upper
+    another = 1 - math.exp(-2.0 * upper)
     assert grant.tokens == 20
-    assert grant.risk == pytest.approx(2.0 * (0.03 * late_s + pairs))
+    assert grant.risk == pytest.approx(
+        2.0 * (one_is_long + another * (one_of_two_is_long - one_is_long))
+    )
     assert ask(RARELY_LATE, want, grant.risk).tokens == 0  # never spent at once
 
 
+def test_who_is_late_by_itself_is_nobodys_fault() -> None:
+    hopeless = replace(RARELY_LATE, clear_new_98_s=1.01, clear_with_new_s=1.01)
+    grant = ask(hopeless, Step(0, 20, 0), 1.0)
+    assert grant.tokens == 20
+    assert 0.0 < grant.risk < ask(RARELY_LATE, Step(0, 20, 0), 1.0).risk  # others may meet it
+
+
 def test_nothing_is_spent_on_what_is_safe_anyway() -> None:
-    safe = replace(RARELY_LATE, clear_with_new_s=0.2)
+    safe = replace(RARELY_LATE, clear_with_new_s=0.2, clear_new_98_s=0.2)
     assert ask(safe, Step(0, 20, 0), 1.0) == ask(safe, Step(0, 20, 0), 0.0)
 
 

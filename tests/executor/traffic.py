@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.executor.device import Ask, Grant, Request, Rule, Serving
 
@@ -27,7 +28,7 @@ class Traffic:
     rate: float
     promise: Slo
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    """Prompts at the percentiles of `admission.NEW`."""
+    """The longest prompts of the classes of `admission.NEW`."""
     outputs: tuple[int, ...] = (1,)
     credit: float = 0.0
     exact: bool = True
@@ -39,6 +40,12 @@ class Traffic:
             Profile("m", "d", 0.01, 0.0001, 0.0002, 0.0, margin=1.02, error=0.0)
         )
     )
+
+    @property
+    def middles(self) -> tuple[int, ...]:
+        if self.exact:
+            return self.sizes
+        return tuple((a + b) // 2 for a, b in pairwise((0, *self.sizes)))
 
     def draw(self, rng: random.Random, requests: int) -> list[Request]:
         drawn, now = [], 100.0
@@ -76,7 +83,7 @@ def run(
         promise=traffic.promise,
         credit=traffic.credit,
         worst=traffic.sizes[4],
-        sizes=traffic.sizes[:4],  # type: ignore[arg-type]
+        sizes=traffic.middles,
         rate=traffic.rate,
     )
     budget, outcome = ErrorBudget(terms.error_budget), Outcome()

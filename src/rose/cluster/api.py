@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from rose.cluster import metrics
 from rose.cluster.config import ConfigError, NodeConfig
-from rose.cluster.engine import free_port
+from rose.cluster.engine import bound
 from rose.cluster.node import Node
 from rose.executor.slo import Slo
 
@@ -133,22 +133,20 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def running(config: NodeConfig) -> AsyncIterator[Node]:
     """A node with its engines and its API, all stopped on the way out whatever happens."""
-    port = free_port(config.port, "port", config.host)
-    node = Node(config)
-    await node.start()
-    try:
-        server = _Server(
-            uvicorn.Config(application(node), host=config.host, port=port, log_level="warning")
-        )
-        serving = asyncio.create_task(server.serve())
-        node.url = f"http://{config.host}:{port}"
+    with bound(config.port, "port", config.host) as listener:
+        node = Node(config)
+        await node.start()
         try:
-            yield node
+            server = _Server(uvicorn.Config(application(node), log_level="warning"))
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            node.url = f"http://{config.host}:{listener.getsockname()[1]}"
+            try:
+                yield node
+            finally:
+                server.should_exit = True
+                await serving
         finally:
-            server.should_exit = True
-            await serving
-    finally:
-        await node.stop()
+            await node.stop()
 
 
 async def run_until_signal(config: NodeConfig) -> None:

@@ -198,14 +198,25 @@ def _before_exec(role: str) -> Callable[[], None]:
     return prepare
 
 
-def free_port(wanted: int, field: str, host: str = "127.0.0.1") -> int:
-    """A port that can be bound now; a taken one is the user's error."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as error:
-            raise ConfigError(f"{field} {wanted} is in use on {host}") from error
+def bound(wanted: int, field: str, host: str = "127.0.0.1") -> socket.socket:
+    """A socket that holds its port, so that nothing started later takes it; not yet listening.
+
+    A taken port is the user's error.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not matter
+    try:
+        holder.bind((host, wanted))
+    except OSError as error:
+        holder.close()
+        raise ConfigError(f"{field} {wanted} is in use on {host}") from error
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    return holder
+
+
+def free_port(wanted: int, field: str) -> int:
+    """A port that can be bound now."""
+    with bound(wanted, field) as probe:
         return int(probe.getsockname()[1])
 
 

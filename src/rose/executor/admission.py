@@ -38,14 +38,16 @@ steps as long as they likely are (`latency.LIKELY`), because it is a sum over ma
 
     late itself    rate * share of size * clip(u + r + clear - TTFT, 0, u + r)
     makes others   rate * share of sizes that break (1), (2) or (4) * (u + r + next step) * all here
-    in pairs       rate * (u + r) times "late itself", with `clear` longer by the other's prompt
+    in pairs       chance of another new one in u + r, times what it adds to "late itself" if
+                   `clear` is longer by its prompt
 
 A new request waits from its arrival until `u + r` is over and then `clear`. Arrivals are even over
 all of `u + r`, so late are those of its first `u + r + clear - TTFT` seconds: dividing by `r`, as
 if all came during the rollout step, would count more of them than can come. One that arrives in the
-serving step after that still meets the slack spent, so it counts for others. A pair in one window
-is rare, but so is a late request: left out, the sum could be a quarter too low. Three are not
-counted, nor are pairs under the rule without budget, which is proven for one new request at a time.
+serving step after that still meets the slack spent, so it counts for others. A request that would
+be late by itself is nobody's fault. A pair in one window is rare, but so is a late request: left
+out, the sum could be a quarter too low. Three are not counted, nor are pairs under the rule without
+budget, which is proven for one new request at a time.
 
 `idle_gate` and `paper_slack` are there to be compared with.
 """
@@ -72,13 +74,13 @@ it at once buys whatever comes first; much less leaves budget unspent."""
 PARTS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 """Parts of the possible extra time tried against the allowance, largest first."""
 NEW = (
-    (0.50, "next_new_50_s", "clear_new_50_s"),
-    (0.25, "next_new_75_s", "clear_new_75_s"),
-    (0.15, "next_new_90_s", "clear_new_90_s"),
-    (0.07, "next_new_97_s", "clear_new_97_s"),
-    (0.03, "next_step_with_new_s", "clear_with_new_s"),
+    (0.50, "next_new_25_s", "clear_new_25_s"),
+    (0.25, "next_new_62_s", "clear_new_62_s"),
+    (0.15, "next_new_82_s", "clear_new_82_s"),
+    (0.07, "next_new_93_s", "clear_new_93_s"),
+    (0.03, "next_new_98_s", "clear_new_98_s"),
 )
-"""New requests by size of prompt: share of all, and serving's bounds with the largest of them."""
+"""New requests by size of prompt: share of all, and serving's times with the middle one of them."""
 
 
 class Refusal(StrEnum):
@@ -244,19 +246,22 @@ def _risk(
     new = [(share, getattr(facts, step), getattr(facts, clear)) for share, step, clear in NEW]
     late = broken = 0.0
     for share, next_step_s, clear_s in new:
-        late += share * _clip(span + clear_s - facts.ttft_s, span)
-        if step_s > room.beside(next_step_s, clear_s):
+        if clear_s <= facts.ttft_s:
+            late += share * _clip(span + clear_s - facts.ttft_s, span)
+        if step_s > room.beside(next_step_s, clear_s) >= 0.0:
             broken += share
     others = broken * (facts.running + facts.waiting) * (span + facts.next_step_s)
     risk = rate * (late + others)
     if risk > enough:
         return risk
-    pairs = 0.0
+    both = 0.0
     for share, _, clear_s in new:
         behind = span + clear_s - facts.ttft_s - facts.base_s
-        for other, _, other_s in new:
-            pairs += share * other * _clip(behind + other_s, span)
-    return risk + rate * span * rate * pairs
+        if clear_s <= facts.ttft_s:
+            for other, _, other_s in new:
+                both += share * other * _clip(behind + other_s, span)
+    another = -math.expm1(-rate * span)
+    return risk + another * rate * max(0.0, both - late)
 
 
 def _clip(seconds: float, most: float) -> float:

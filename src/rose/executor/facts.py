@@ -58,15 +58,17 @@ class ServingFacts(msgspec.Struct, frozen=True):
     """`next_step_s` if a worst-case new request joins."""
     clear_with_new_s: float = 0.0
     """`clear_s` if a worst-case new request joins."""
-    next_new_50_s: float = 0.0
-    next_new_75_s: float = 0.0
-    next_new_90_s: float = 0.0
-    next_new_97_s: float = 0.0
+    next_new_25_s: float = 0.0
+    next_new_62_s: float = 0.0
+    next_new_82_s: float = 0.0
+    next_new_93_s: float = 0.0
+    next_new_98_s: float = 0.0
     """What `next_step_s` likely is if a request of that percentile of recent prompts joins."""
-    clear_new_50_s: float = 0.0
-    clear_new_75_s: float = 0.0
-    clear_new_90_s: float = 0.0
-    clear_new_97_s: float = 0.0
+    clear_new_25_s: float = 0.0
+    clear_new_62_s: float = 0.0
+    clear_new_82_s: float = 0.0
+    clear_new_93_s: float = 0.0
+    clear_new_98_s: float = 0.0
     """What `clear_s` likely is then."""
     base_s: float = 0.0
     """The part of these that one more new request does not add: a step without any prompt."""

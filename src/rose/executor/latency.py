@@ -4,7 +4,7 @@
 
 `rose profile` fits the coefficients (non-negative least squares on relative error). A running
 engine feeds every step it takes into `Tracker.observe`; the last `WINDOW` ratios measured/predicted
-give the correction. Admission uses `upper`, the `QUANTILE` of those ratios times the line, never
+give the correction. Admission uses `upper`, a high quantile of those ratios times the line, never
 the mean. The tracker keeps score of itself: `error` (median relative error of the mean) and
 `coverage` (share of steps that stayed under the bound predicted for them).
 
@@ -27,8 +27,11 @@ import numpy as np
 WINDOW = 256
 """Steps remembered: long enough for a 99th percentile, short enough to follow a slower phase."""
 QUANTILE = 0.99
-"""Share of steps that must stay under the bound."""
-LIKELY = 0.8
+"""Share of serving's steps that must stay under the bound."""
+ROLLOUT_QUANTILE = 0.95
+"""The same for rollout's. A longer one only matters if a worst-case serving request comes just then
+and serving's own step takes all of its bound: all three at once are much rarer than one in 20."""
+LIKELY = 0.5
 """Share of steps that stay under `likely`."""
 TRUSTED_AFTER = 64
 """Until this many steps are seen the profile's own margin is a floor of the bound."""
@@ -145,7 +148,7 @@ def _non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Likely(NamedTuple):
-    """What most steps stay under: for sums over many steps, where the bound would overstate."""
+    """What half of the steps stay under: for sums over many, where the bound would overstate."""
 
     profile: Profile
     margin: float
@@ -157,8 +160,9 @@ class Likely(NamedTuple):
 class Tracker:
     """A profile that follows the running engine. Not thread-safe; one per engine."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, quantile: float = QUANTILE) -> None:
         self.profile = profile
+        self._quantile = quantile
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
         self._seen = 0
@@ -170,7 +174,7 @@ class Tracker:
         return self.profile.mean(step) * self._ratio(0.5, otherwise=1.0)
 
     def _margin(self) -> float:
-        recent = self._ratio(QUANTILE, otherwise=self.profile.margin)
+        recent = self._ratio(self._quantile, otherwise=self.profile.margin)
         if len(self._sorted) < TRUSTED_AFTER:
             recent = max(recent, self.profile.margin)
         return max(recent, MIN_MARGIN)

@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from rose.executor import priority
 from rose.executor.aside import Guard
-from rose.executor.latency import Profile, Step, Tracker
+from rose.executor.latency import QUANTILE, Profile, Step, Tracker
 from rose.executor.page import Page
 from rose.executor.vllm.options import DeviceOptions, profile_path
 from rose.executor.vllm.parking import Parking
@@ -27,11 +27,13 @@ LIVENESS_S = 0.25
 class Device:
     """An engine's view of its device."""
 
-    def __init__(self, scheduler: Any, options: DeviceOptions, page: Page) -> None:
+    def __init__(
+        self, scheduler: Any, options: DeviceOptions, page: Page, quantile: float = QUANTILE
+    ) -> None:
         self.options = options
         self.page = page
         self.guard = Guard()
-        self.latency = Tracker(Profile.load(profile_path(options)))
+        self.latency = Tracker(Profile.load(profile_path(options)), quantile)
         pool = scheduler.kv_cache_manager.block_pool
         tensors = scheduler.kv_cache_config.kv_cache_tensors
         self.parking = Parking(pool, tensors[0].size // scheduler.kv_cache_config.num_blocks)

@@ -27,6 +27,7 @@ from rose.executor.admission import CHUNK, RULES, Refusal, Terms, Window
 from rose.executor.aside import Aside
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFacts
 from rose.executor.gate import Gate
+from rose.executor.latency import ROLLOUT_QUANTILE
 from rose.executor.page import Page, Peer
 from rose.executor.vllm import compat
 from rose.executor.vllm.border import Border
@@ -72,7 +73,7 @@ class RolloutScheduler(Scheduler):
             raise RuntimeError(
                 f"page {options.page} already has a rollout engine, process {owner.writer.pid}"
             )
-        self.device = Device(self, options, page)
+        self.device = Device(self, options, page, ROLLOUT_QUANTILE)
         self._most_tokens: int = self.max_num_scheduled_tokens
         self.gate = Gate(
             page,

@@ -206,10 +206,8 @@ class ServingMixin:
         next_with_new, clear_with_new = self._bounds(latency, queue.joined_by(worst))
         likely = latency.likely
         news = {
-            quantile: self._bounds(
-                likely, queue.joined_by(min(prompts.quantile(quantile / 100), guarded))
-            )
-            for quantile in (50, 75, 90, 97)
+            percent: self._bounds(likely, queue.joined_by(prompts.quantile(percent / 100)))
+            for percent in (25, 62, 82, 93, 98)
         }
         used = parking.used * parking.block_bytes
         coming = (queue.prefill // self.block_size + queue.starting) * parking.block_bytes
@@ -226,14 +224,16 @@ class ServingMixin:
             clear_s=clear,
             next_step_with_new_s=next_with_new,
             clear_with_new_s=clear_with_new,
-            next_new_50_s=news[50][0],
-            clear_new_50_s=news[50][1],
-            next_new_75_s=news[75][0],
-            clear_new_75_s=news[75][1],
-            next_new_90_s=news[90][0],
-            clear_new_90_s=news[90][1],
-            next_new_97_s=news[97][0],
-            clear_new_97_s=news[97][1],
+            next_new_25_s=news[25][0],
+            clear_new_25_s=news[25][1],
+            next_new_62_s=news[62][0],
+            clear_new_62_s=news[62][1],
+            next_new_82_s=news[82][0],
+            clear_new_82_s=news[82][1],
+            next_new_93_s=news[93][0],
+            clear_new_93_s=news[93][1],
+            next_new_98_s=news[98][0],
+            clear_new_98_s=news[98][1],
             base_s=likely.upper(Step(1, queue.decode, queue.context)),
             written=now,
             arrived=self._lives.arrivals.count,
