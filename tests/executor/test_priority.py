@@ -62,6 +62,30 @@ def test_a_process_lowers_itself_and_learns_whether_it_can_rise() -> None:
     assert idle_after != lifted
 
 
+def _crawl(ready: Connection) -> None:
+    priority.run_idle()
+    ready.send(None)
+    ready.recv()
+    priority.run_idle()
+    ready.send(os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def test_a_lifted_process_goes_ahead_until_it_lowers_itself() -> None:
+    mine, theirs = fork.Pipe()
+    child = fork.Process(target=_crawl, args=(theirs,))
+    child.start()
+    assert child.pid is not None
+    mine.recv()
+    priority.lift(child.pid)
+    may_rise = not priority.is_idle(child.pid)
+    ahead = os.getpriority(os.PRIO_PROCESS, child.pid)
+    mine.send(None)
+    nice_after = mine.recv()
+    child.join()
+    assert ahead in ((priority.AHEAD, 0) if may_rise else (0,))
+    assert nice_after == 0
+
+
 def test_lifting_a_process_that_is_gone_is_no_error() -> None:
     child = fork.Process(target=int)
     child.start()

@@ -22,9 +22,11 @@ has taken from the device since that step began.
 Two variants. With sub-step preemption (CPU: SCHED_IDLE) serving overtakes a rollout step already
 begun, so `r` is the measured preemption delay; a step begun while serving computes would only crawl
 and waste cache, so it is not begun. Without preemption (`preempt_s=None`, a GPU today) the whole
-rollout step blocks, its tokens are cut to what fits, and time between serving steps is lent too
-when it allows a step with all turns (half a batch costs the device nearly as much as a whole one,
-and a serving request that is done sooner leaves the device to rollouts altogether).
+rollout step blocks, its tokens are cut to what fits, and slack of requests being served is lent too
+when it allows a step with all turns (half a batch costs the device nearly as much as a whole one)
+and serving has not been idle for a while. Until then it is better to wait: two engines in turns on
+one device slow each other, and a serving request that is done sooner leaves it to rollouts
+altogether. But serving that always has a request or two would never leave it.
 
 Without preemption the worst case is dear: the longest prompt at the worst moment almost never
 comes. But serving promises a percentile, so a few of its requests may be late, and lending may use
@@ -71,6 +73,8 @@ longer write the page, and say nothing of what it does now."""
 SPEND = 0.1
 """Share of the allowance that a rollout step may spend if it is longer by the TTFT promise. All of
 it at once buys whatever comes first; much less leaves budget unspent."""
+PATIENCE = 5.0
+"""Steps with all turns that serving must have been busy for, before its requests' slack is lent."""
 PARTS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 """Parts of the possible extra time tried against the allowance, largest first."""
 NEW = (
@@ -126,6 +130,8 @@ class Question(NamedTuple):
     """Share of its bound that a rollout step likely takes."""
     worth_s: float = 0.0
     """How long a step with all turns takes: beside serving, a shorter one is not worth it."""
+    busy_s: float = math.inf
+    """How long serving has not been idle."""
 
     @property
     def fresh_until(self) -> float:
@@ -220,7 +226,7 @@ def _rose(q: Question) -> Window:
     longer = safe
     if q.allowance > 0 and facts.arrival_rate > 0:
         longer = _longer(q, room, safe)
-    if facts.busy and longer < q.worth_s:
+    if facts.busy and (longer < q.worth_s or q.busy_s < PATIENCE * q.worth_s):
         return shut(binding)
     return Window(longer, until, facts.busy, binding, safe, partial(_risk, facts, room, q.likely))
 

@@ -61,6 +61,7 @@ class Gate:
         self._dedicated = dedicated
         self._chunk = chunk
         self._serving = Peer()
+        self._serving_idle_at = 0.0
         self._budget = ErrorBudget()
         self._recent: deque[tuple[float, float]] = deque(maxlen=STEPS_REMEMBERED)
         self.begun = self._ended = 0
@@ -128,13 +129,24 @@ class Gate:
         if reading is None:
             return admission.shut(Refusal.PAGE)
         facts = reading.facts if self._serving.alive(reading.writer) else _gone(reading.facts)
+        now = time.monotonic()
+        if not facts.busy:
+            self._serving_idle_at = now
         self._budget.share = terms.error_budget
         self._budget.earn(facts.arrived)
         occupied = sum(max(0.0, end - max(begin, facts.step_began)) for begin, end in self._recent)
         latency = self._latency
-        likely = latency.likely.margin / latency.margin
         return admission.window(
-            Question(facts, terms, time.monotonic(), occupied, self._budget.left, likely, worth_s)
+            Question(
+                facts,
+                terms,
+                now,
+                occupied_s=occupied,
+                allowance=self._budget.left,
+                likely=latency.likely.margin / latency.margin,
+                worth_s=worth_s,
+                busy_s=now - self._serving_idle_at,
+            )
         )
 
 

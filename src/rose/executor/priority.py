@@ -24,6 +24,10 @@ DEFAULT_DELAY_S = 0.002
 """Preemption delay assumed when the trial saw none: half a scheduler tick at 250 Hz."""
 
 
+AHEAD = -19
+"""Niceness of a thread that others wait for: it gets 98 of 100 parts of a contended core."""
+
+
 @dataclass(frozen=True)
 class Preemption:
     """What the trial saw on this host."""
@@ -48,6 +52,8 @@ class Preemption:
 
 def run_idle(thread: int = 0) -> None:
     os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, thread) < 0:
+        os.setpriority(os.PRIO_PROCESS, thread, 0)
 
 
 def run_normal(thread: int = 0) -> bool:
@@ -59,12 +65,16 @@ def run_normal(thread: int = 0) -> bool:
 
 
 def lift(process: int) -> None:
-    """Lift all idle-class threads of another process, if its main thread is one."""
+    """Let another process's step end before anything else runs, if its main thread is idle-class.
+
+    Its idle-class threads become normal ones, and where the kernel allows it go `AHEAD` of others:
+    side by side with who waits for it, a step would take twice as long and delay both.
+    """
     with contextlib.suppress(OSError):
         if is_idle(process):
             for entry in Path(f"/proc/{process}/task").iterdir():
-                if is_idle(int(entry.name)):
-                    run_normal(int(entry.name))
+                if is_idle(int(entry.name)) and run_normal(int(entry.name)):
+                    os.setpriority(os.PRIO_PROCESS, int(entry.name), AHEAD)
 
 
 def is_idle(thread: int = 0) -> bool:
