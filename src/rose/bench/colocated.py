@@ -55,14 +55,19 @@ MODES = {
 }
 
 
+SHORT = LogNormal(5, 0.3, 12)
+CHAT = LogNormal(24, 0.4, 60)
+"""Answers so long that serving nearly always has a request or two: full time, not full batches."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """What serving users send, and what the RL job does meanwhile."""
 
     rate: float
-    bursty: bool
+    bursty: bool = False
     prompt: LogNormal = field(default=LogNormal(16, 0.5, 48))
-    output: LogNormal = field(default=LogNormal(5, 0.3, 12))
+    output: LogNormal = SHORT
     rollouts: RolloutPlan = field(
         default=RolloutPlan(
             in_flight=16,

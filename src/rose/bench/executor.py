@@ -14,12 +14,12 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
 from rose.bench import pressure
-from rose.bench.colocated import MODES, Run, Workload, run_mode, settle
+from rose.bench.colocated import CHAT, MODES, SHORT, Run, Workload, run_mode, settle
 from rose.bench.stats import attainment, median_and_spread, percentiles
 from rose.cluster import api
 from rose.cluster.config import ConfigError, NodeConfig, RolloutConfig, ServingConfig
@@ -36,6 +36,8 @@ MAIN_MODES = (*BASELINES, "share_all", "rose", "rose_gate")
 """The other modes, which compare rules, run where the device is busiest and steady."""
 LIGHT_MODES = (*BASELINES, "rose", "rose_gate")
 """Where the device is mostly idle: requests are rare, so hundreds of them take long."""
+CHAT_MODES = (*BASELINES, "rose", "rose_gate", "idle_gate", "paper_slack")
+"""Where serving is hardly ever idle: what is lent is slack or nothing."""
 LIGHT = 2.0
 """Windows of a lightly loaded device are longer by this."""
 
@@ -45,14 +47,19 @@ Keep = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Scenario:
+    pattern: Literal["steady", "bursty", "chat"]
     load: float
-    """Share of the device's time that serving alone takes."""
-    bursty: bool
+    """Device time that the requests would take one by one, of all time. Served together they take
+    less, so that it may exceed 1."""
     modes: tuple[str, ...] = tuple(MODES)
 
     @property
     def name(self) -> str:
-        return f"{'bursty' if self.bursty else 'steady'}_{self.load:.0%}".replace("%", "")
+        return f"{self.pattern}_{self.load:.0%}".replace("%", "")
+
+    def workload(self, rate: float) -> Workload:
+        output = CHAT if self.pattern == "chat" else SHORT
+        return Workload(rate, bursty=self.pattern == "bursty", output=output)
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,13 @@ class Settings:
 
     def scenarios(self) -> list[Scenario]:
         if self.quick:
-            return [Scenario(0.6, True, MAIN_MODES)]
+            return [Scenario("bursty", 0.6, MAIN_MODES)]
         every = [
-            Scenario(0.6, False, tuple(MODES)),
-            Scenario(0.6, True, MAIN_MODES),
-            Scenario(0.2, True, LIGHT_MODES),
-            Scenario(0.2, False, LIGHT_MODES),
+            Scenario("steady", 0.6, tuple(MODES)),
+            Scenario("chat", 1.4, CHAT_MODES),
+            Scenario("bursty", 0.6, MAIN_MODES),
+            Scenario("bursty", 0.2, LIGHT_MODES),
+            Scenario("steady", 0.2, LIGHT_MODES),
         ]
         known = [scenario.name for scenario in every]
         if unknown := set(self.only) - set(known):
@@ -131,7 +139,7 @@ async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, dict[str, l
         psutil.Process().cpu_affinity(list(config.where.host_cores))
         if node.preemption is None:
             say("sub-step preemption does not work on this host: mode `rose` is the gate alone")
-        service = await _service_seconds(node, say)
+        service = await _service_seconds(node, Workload(rate=0.5), say)
         found: dict[str, Any] = {}
         runs: dict[str, dict[str, list[Run]]] = {}
         say("memory pressure, revocation, activation, dormant cost")
@@ -153,16 +161,15 @@ def _result(settings: Settings, service: float, found: dict[str, Any]) -> dict[s
         "settings": {
             **{k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()},
             "service_seconds": service,
-            "workload": str(Workload(0.0, False)),
+            "workload": str(Workload(0.0)),
         },
         "modes": dict(found),
         "ratios": _ratios(found),
     }
 
 
-async def _service_seconds(node: Node, say: Say) -> float:
+async def _service_seconds(node: Node, probe: Workload, say: Say) -> float:
     """Device seconds that one serving request costs when it is alone, for choosing the rate."""
-    probe = Workload(rate=0.5, bursty=False)
     alone = MODES["serving_alone"]
     await run_mode(node, alone, probe, 8.0, FIRST_SLO, seed=1)
     measured = await run_mode(node, alone, probe, 30.0, FIRST_SLO, seed=2)
@@ -174,8 +181,10 @@ async def _service_seconds(node: Node, say: Say) -> float:
 async def _scenario(
     node: Node, scenario: Scenario, settings: Settings, service: float, say: Say
 ) -> tuple[dict[str, Any], dict[str, list[Run]]]:
-    workload = Workload(rate=scenario.load / service, bursty=scenario.bursty)
     node.promise(FIRST_SLO)
+    if scenario.pattern == "chat":
+        service = await _service_seconds(node, scenario.workload(0.2), say)
+    workload = scenario.workload(scenario.load / service)
     calibration = await run_mode(
         node, MODES["serving_alone"], workload, settings.window(scenario), FIRST_SLO, seed=100
     )
