@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.executor.device import Grant, admit
 
-from rose.executor.admission import CHUNK, RULES, STALE_S, Refusal, Terms
+from rose.executor import admission
+from rose.executor.admission import CHUNK, PATIENCE, RULES, STALE_S, Question, Refusal, Terms
 from rose.executor.bounds import Queue, bounds
 from rose.executor.facts import NEVER, ServingFacts
 from rose.executor.latency import Profile, Step, Tracker
@@ -58,6 +59,18 @@ def test_each_condition_refuses_what_no_longer_fits(enough: ServingFacts, reason
     assert ask(tighter(-1e-6)).tokens == 20
     assert ask(tighter(1e-6)).tokens == 19
     assert ask(tighter(DECODES_S)) == Grant(0, reason)
+
+
+def test_slack_is_lent_beside_serving_that_has_been_busy_for_a_while() -> None:
+    busy = replace(IDLE, running=1, decode_deadline=NOW + 1.0)
+
+    def seconds(facts: ServingFacts, busy_s: float) -> float:
+        question = Question(facts, GPU, NOW, worth_s=0.1, busy_s=busy_s)
+        return admission.window(question).seconds
+
+    assert seconds(busy, PATIENCE * 0.1) == pytest.approx(0.8)
+    assert seconds(busy, PATIENCE * 0.1 - 1e-6) == 0.0
+    assert seconds(IDLE, 0.0) == pytest.approx(0.8)
 
 
 def test_an_arrival_that_would_wait_too_long_is_refused_with_nobody_here() -> None:

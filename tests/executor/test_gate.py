@@ -106,6 +106,19 @@ def test_slack_of_a_busy_one_is_lent_once(bench: Bench) -> None:
     assert step(bench) > 4
 
 
+def test_slack_is_not_lent_when_serving_was_idle_just_now(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.serving()
+    bench.decide()
+    bench.busy(slack=0.3)
+    bench.decide()
+    assert step(bench) == 0
+    monkeypatch.setattr("rose.executor.admission.PATIENCE", 0.0)
+    bench.decide()
+    assert step(bench) > 4
+
+
 def test_slack_too_short_for_all_turns_is_not_worth_a_step(bench: Bench) -> None:
     bench.busy(slack=0.02)
     bench.decide()

@@ -80,6 +80,17 @@ def test_the_bound_covers_its_share_of_steps_never_seen() -> None:
     assert all(tracker.upper(step) < 1.5 * TRUE.mean(step) for step, _ in fresh)
 
 
+@pytest.mark.parametrize("quantile", [0.5, 0.95])
+def test_a_lower_quantile_is_a_tighter_bound(quantile: float) -> None:
+    rng = random.Random(2)
+    tracker = Tracker(TRUE, quantile)
+    for step, seconds in measured(rng, WINDOW):
+        tracker.observe(step, seconds)
+    fresh = measured(rng, 2000)
+    covered = sum(seconds <= tracker.upper(step) for step, seconds in fresh) / len(fresh)
+    assert covered == pytest.approx(max(quantile, 0.66), abs=0.05)  # 2 %, at least, are kept
+
+
 def test_the_bound_follows_a_slower_phase() -> None:
     rng = random.Random(3)
     tracker = Tracker(fit("m", "d", measured(rng, 600)))
