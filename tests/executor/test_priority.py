@@ -86,6 +86,27 @@ def test_a_lifted_process_goes_ahead_until_it_lowers_itself() -> None:
     assert nice_after == 0
 
 
+def test_all_threads_are_lifted_also_where_none_may_go_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def refuse(kind: int, thread: int, nice: int) -> None:
+        asked.append(thread)
+        raise PermissionError
+
+    monkeypatch.setattr("rose.executor.priority.is_idle", lambda thread: True)
+    monkeypatch.setattr("rose.executor.priority.run_normal", lambda thread: True)
+    monkeypatch.setattr("rose.executor.priority.os.setpriority", refuse)
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    priority.lift(os.getpid())
+    stop.set()
+    other.join()
+    assert {os.getpid(), other.native_id} <= set(asked)
+
+
 def test_lifting_a_process_that_is_gone_is_no_error() -> None:
     child = fork.Process(target=int)
     child.start()

@@ -74,7 +74,8 @@ def lift(process: int) -> None:
         if is_idle(process):
             for entry in Path(f"/proc/{process}/task").iterdir():
                 if is_idle(int(entry.name)) and run_normal(int(entry.name)):
-                    os.setpriority(os.PRIO_PROCESS, int(entry.name), AHEAD)
+                    with contextlib.suppress(PermissionError):
+                        os.setpriority(os.PRIO_PROCESS, int(entry.name), AHEAD)
 
 
 def is_idle(thread: int = 0) -> bool:
