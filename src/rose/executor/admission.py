@@ -73,7 +73,7 @@ longer write the page, and say nothing of what it does now."""
 SPEND = 0.1
 """Share of the allowance that a rollout step may spend if it is longer by the TTFT promise. All of
 it at once buys whatever comes first; much less leaves budget unspent."""
-PATIENCE = 5.0
+PATIENCE = 20.0
 """Steps with all turns that serving must have been busy for, before its requests' slack is lent."""
 PARTS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 """Parts of the possible extra time tried against the allowance, largest first."""
