@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pytest
@@ -62,17 +63,18 @@ def test_a_process_lowers_itself_and_learns_whether_it_can_rise() -> None:
     assert idle_after != lifted
 
 
-def _crawl(ready: Connection) -> None:
+def _crawl(ready: Connection, then: Callable[[], object]) -> None:
     priority.run_idle()
     ready.send(None)
     ready.recv()
-    priority.run_idle()
+    then()
     ready.send(os.getpriority(os.PRIO_PROCESS, 0))
 
 
-def test_a_lifted_process_goes_ahead_until_it_lowers_itself() -> None:
+@pytest.mark.parametrize("then", [priority.run_idle, priority.run_normal])
+def test_a_lifted_process_goes_ahead_until_it_falls_back(then: Callable[[], object]) -> None:
     mine, theirs = fork.Pipe()
-    child = fork.Process(target=_crawl, args=(theirs,))
+    child = fork.Process(target=_crawl, args=(theirs, then))
     child.start()
     assert child.pid is not None
     mine.recv()

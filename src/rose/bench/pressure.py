@@ -19,12 +19,12 @@ from rose.bench.colocated import VOCABULARY, Workload, settle
 from rose.bench.stats import percentiles
 from rose.cluster.node import Node
 from rose.executor.facts import RolloutFacts
-from rose.executor.memory import POLICIES
+from rose.executor.memory import POLICIES, low_water
 
 NEEDED_SHARE = 0.25
 """Of the device's KV: what serving suddenly wants in every round."""
 DORMANT_S = 10.0
-FILL_S = 40.0
+FILL_S = 90.0
 JUMP_S = 2.0
 JUMP_EVERY_S = 12.0
 HUNGRY = replace(
@@ -116,6 +116,7 @@ async def _rollout_regrows(node: Node) -> None:
         if facts and facts.kv_resident > 0.9 * most and facts.kv_used > 0.5 * most:
             return
         await asyncio.sleep(0.1)
+    raise RuntimeError("rollouts did not fill their share of the memory")
 
 
 async def _jump(node: Node, seed: int) -> tuple[float, float]:
@@ -157,11 +158,12 @@ async def _abandon(session: aiohttp.ClientSession, node: Node, length: int, seed
 
 
 async def _until_quota(node: Node, wanted: int) -> tuple[float, float]:
-    """From the moment serving's need stands on the page until its quota covers it."""
+    """From the moment the page says that serving lacks memory until its quota covers it."""
     return await asyncio.to_thread(_poll_quota, node, wanted)
 
 
 def _poll_quota(node: Node, wanted: int) -> tuple[float, float]:
+    low = low_water(node.page.kv_total, node.config.headroom)
     jumped, granted = 0.0, 0
     longest = 0.0
     deadline = time.monotonic() + 60.0
@@ -169,7 +171,8 @@ def _poll_quota(node: Node, wanted: int) -> tuple[float, float]:
         serving, rollout = node.page.serving(), node.page.rollout()
         if serving is not None and rollout is not None:
             now = time.monotonic()
-            if not jumped and serving.facts.kv_need > serving.facts.kv_quota * 0.5:
+            left = node.page.kv_total - rollout.facts.kv_claim - serving.facts.kv_need
+            if not jumped and left < low:
                 jumped, granted = now, rollout.facts.granted
             longest = max(longest, _step_since(rollout.facts, granted) if jumped else 0.0)
             if jumped and serving.facts.kv_quota >= min(wanted, serving.facts.kv_max):

@@ -64,13 +64,17 @@ def ceiling(demand: Demand, terms: MemoryTerms) -> int:
     return max(0, min(spare, terms.rollout_max))
 
 
+def low_water(total: int, headroom: float) -> int:
+    """Rollout is cut when less than this is left for serving beyond its need."""
+    return int(headroom * total * (1.0 - WATERMARK))
+
+
 def decide(budget: Budget, demand: Demand, terms: MemoryTerms, now: float) -> Budget:
     if not demand.active:
         return Budget(0, now, None)
     most = ceiling(demand, terms)
     left_for_serving = terms.total - budget.bytes - demand.serving_need
-    low = int(terms.headroom * terms.total * (1.0 - WATERMARK))
-    if budget.bytes > 0 and left_for_serving < low:
+    if budget.bytes > 0 and left_for_serving < low_water(terms.total, terms.headroom):
         return Budget(min(budget.bytes // 2, most), now, demand.rl_step)
     if not demand.serving_alive:
         return budget

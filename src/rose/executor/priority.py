@@ -52,16 +52,21 @@ class Preemption:
 
 def run_idle(thread: int = 0) -> None:
     os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    if os.getpriority(os.PRIO_PROCESS, thread) < 0:
-        os.setpriority(os.PRIO_PROCESS, thread, 0)
+    _fall_back(thread)
 
 
 def run_normal(thread: int = 0) -> bool:
-    """Lift a thread to normal priority; False where the kernel does not allow it."""
+    """Give a thread normal priority; False where the kernel does not allow it."""
     with contextlib.suppress(PermissionError, ProcessLookupError):
         os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+        _fall_back(thread)
         return True
     return False
+
+
+def _fall_back(thread: int) -> None:
+    if is_ahead(thread):
+        os.setpriority(os.PRIO_PROCESS, thread, 0)
 
 
 def lift(process: int) -> None:
@@ -80,6 +85,11 @@ def lift(process: int) -> None:
 
 def is_idle(thread: int = 0) -> bool:
     return os.sched_getscheduler(thread) == os.SCHED_IDLE
+
+
+def is_ahead(thread: int = 0) -> bool:
+    """Lifted, and not fallen back yet."""
+    return os.getpriority(os.PRIO_PROCESS, thread) == AHEAD
 
 
 def compute_threads() -> list[int]:

@@ -245,7 +245,9 @@ class RolloutScheduler(Scheduler):
         """
         wanted = self._terms.preempt_s is not None
         compute = self.device.compute
-        if compute and wanted != priority.is_idle(compute[0]):
+        if not compute:
+            return
+        if wanted != priority.is_idle(compute[0]) or priority.is_ahead(compute[0]):
             for thread in compute:
                 priority.run_idle(thread) if wanted else priority.run_normal(thread)
 

@@ -22,7 +22,7 @@ from rose.executor.bounds import LatencyBound, Queue, bounds
 from rose.executor.facts import RolloutFacts, ServingFacts
 from rose.executor.latency import Step
 from rose.executor.lives import Lives
-from rose.executor.memory import WATERMARK, serving_quota
+from rose.executor.memory import low_water, serving_quota
 from rose.executor.page import Page, PageError, Peer, Reading, Writer
 from rose.executor.slo import Slo
 from rose.executor.vllm import compat
@@ -185,7 +185,8 @@ class ServingMixin:
             if self._news_for_rollout:
                 self._news_for_rollout = False
                 page.ring("watch")
-            if self._claim and page.kv_total - self._claim - facts.kv_need < self._low_water():
+            low = low_water(self.options.kv_total, self.options.headroom)
+            if self._claim and page.kv_total - self._claim - facts.kv_need < low:
                 page.ring("watch")
                 self._lift_rollout()
         except OSError as error:
@@ -258,12 +259,11 @@ class ServingMixin:
 
     # ---- aside: memory
 
-    def _low_water(self) -> float:
-        """Where the policy cuts rollout. Lifting it any earlier would only take compute from us."""
-        return self.options.headroom * self.options.kv_total * (1.0 - WATERMARK)
-
     def _lift_rollout(self) -> None:
-        """Priority inheritance by hand: let the rollout engine give back the memory we need."""
+        """Priority inheritance by hand: let the rollout engine give back the memory we need.
+
+        Not before the policy cuts it: that would only take compute from us.
+        """
         if (reading := self._rollout()) is not None and reading.facts.preemptible:
             priority.lift(reading.writer.pid)
 
