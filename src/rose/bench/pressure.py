@@ -175,7 +175,9 @@ def _poll_quota(node: Node, wanted: int) -> tuple[float, float]:
             if not jumped and left < low:
                 jumped, granted = now, rollout.facts.granted
             longest = max(longest, _step_since(rollout.facts, granted) if jumped else 0.0)
-            if jumped and serving.facts.kv_quota >= min(wanted, serving.facts.kv_max):
+            if serving.facts.kv_quota >= min(wanted, serving.facts.kv_max):
+                if not jumped:
+                    return 0.0, 0.0  # blocks that nobody used: given within one look
                 time.sleep(0.1)  # the step in flight is told a moment after its memory is given
                 last = node.page.rollout()
                 return now - jumped, max(longest, _step_since(last.facts, granted) if last else 0.0)

@@ -202,9 +202,11 @@ class RolloutScheduler(Scheduler):
         for output, window, began, clock, ended in done:
             step, _ = step_of(output)
             self.gate.end(window, step, began, ended)
+            took = self.device.latency.mean(step)
             if clock is not None:  # always the last: it is told at once
-                self.device.latency.observe(step, seconds - clock)
-                self._step_last_ms = (seconds - clock) * 1e3
+                took = seconds - clock
+                self.device.latency.observe(step, took)
+            self._step_last_ms = took * 1e3
             self._overhead.stepped()
             self._granted += 1
             self._granted_tokens += step.tokens
