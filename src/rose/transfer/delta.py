@@ -1,0 +1,344 @@
+"""What changed between two versions of the same weights, bit for bit.
+
+Weights are compared as bits, never as numbers: -0.0 differs from 0.0, and every NaN keeps its
+payload. A *frame* is a run of up to `FRAME` elements of one tensor, coded in chunks of `CHUNK`:
+
+    empty     nothing changed
+    sparse    gaps between changed elements, one byte each, and their new values
+    dense     all new values
+
+whichever is smallest. Values are absolute, so applying a frame twice does no harm. A gap is the
+number of unchanged elements before a changed one; 255 stands for 255 of them and none changed.
+
+`diff` and `patch` are the hot loops (numba, without the interpreter's lock, so frames run in
+threads); `diff_plainly` and `patch_plainly` say the same in numpy, for tests. `merge` makes one
+difference of two that follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+CHUNK = 65_536
+"""Elements per chunk: some thousand changed ones at the usual density, and dense runs stay rare."""
+FRAME = 8 * CHUNK
+"""Elements per frame: what is fetched and verified as one. 1 MB of bf16, at 1 % about 15 kB: small
+enough that an engine with half of a tensor fetches half of it, large enough to compress."""
+ESCAPE = 255
+WORDS = 4
+"""64-bit words compared at once: most of the weights are unchanged, and are skipped that fast."""
+
+Bits = np.ndarray[Any, np.dtype[Any]]
+"""Flat unsigned integers as wide as the elements."""
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class Kind(IntEnum):
+    EMPTY = 0
+    SPARSE = 1
+    DENSE = 2
+
+
+class Changes(NamedTuple):
+    """A frame's difference, decoded."""
+
+    elements: int
+    kinds: Bits
+    """One `Kind` per chunk."""
+    counts: Bits
+    """Changed elements per chunk; all of them in a dense one."""
+    gaps: Bits
+    """Of all sparse chunks, one after the other."""
+    values: Bits
+    """Of all sparse and dense chunks."""
+
+    @property
+    def changed(self) -> int:
+        """Elements that are sent; a dense chunk counts whole."""
+        return int(self.counts.sum())
+
+
+class FrameError(ValueError):
+    """A frame that does not say what a frame can say; nothing of it may be used."""
+
+
+def bits(array: np.ndarray[Any, Any]) -> Bits:
+    """The elements of an array as flat unsigned integers; a view if it is contiguous."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    try:
+        return flat.view(UNSIGNED[flat.dtype.itemsize])
+    except KeyError:
+        raise TypeError(f"elements of {flat.dtype.itemsize} bytes are not supported") from None
+
+
+def diff(old: Bits, new: Bits) -> Changes:
+    """What turns `old` into `new`."""
+    _alike(old, new)
+    chunks = -(-new.size // CHUNK)
+    kinds, counts = np.zeros(chunks, np.uint8), np.zeros(chunks, np.uint32)
+    gaps, values = np.empty(new.size, np.uint8), np.empty(new.size, new.dtype)
+    used = _diff(old, new, _words(old), _words(new), kinds, counts, gaps, values)
+    return Changes(new.size, kinds, counts, gaps[: used[0]].copy(), values[: used[1]].copy())
+
+
+def patch(weights: Bits, changes: Changes) -> None:
+    """Make `weights`, the old version, the new one; all of it or, if `changes` is bad, nothing."""
+    check(changes, weights.size, weights.dtype)
+    _patch(weights, changes.kinds, changes.counts, changes.gaps, changes.values)
+
+
+def check(changes: Changes, elements: int, dtype: np.dtype[Any]) -> None:
+    """Raise unless `changes` can be applied to so many elements."""
+    chunks = -(-elements // CHUNK)
+    if changes.elements != elements or elements > FRAME:
+        raise FrameError(f"a frame of {changes.elements} elements for {elements}")
+    if changes.values.dtype != dtype:
+        raise FrameError(f"values of {changes.values.dtype} for weights of {dtype}")
+    if changes.kinds.size != chunks or changes.counts.size != chunks:
+        raise FrameError(f"{changes.kinds.size} chunks instead of {chunks}")
+    said = _WRONG[
+        _check(elements, changes.kinds, changes.counts, changes.gaps, changes.values.size)
+    ]
+    if said:
+        raise FrameError(said)
+
+
+def _alike(old: Bits, new: Bits) -> None:
+    if old.shape != new.shape or old.dtype != new.dtype or old.dtype not in UNSIGNED.values():
+        raise ValueError(f"cannot compare {old.dtype}{old.shape} with {new.dtype}{new.shape}")
+    if new.size > FRAME:
+        raise ValueError(f"a frame has at most {FRAME} elements, got {new.size}")
+
+
+def _words(flat: Bits) -> Bits:
+    """The same memory as 64-bit words, as far as it divides into them; none where misaligned."""
+    whole = flat.size * flat.itemsize // 8 * 8 // flat.itemsize
+    return flat[:whole].view(np.uint64) if flat.ctypes.data % 8 == 0 else np.empty(0, np.uint64)
+
+
+@njit(nogil=True, cache=True)
+def _diff(
+    old: Bits,
+    new: Bits,
+    old_words: Bits,
+    new_words: Bits,
+    kinds: Bits,
+    counts: Bits,
+    gaps: Bits,
+    values: Bits,
+) -> tuple[int, int]:
+    """Fills the last four; returns how many gaps and values there are.
+
+    A chunk that gets no smaller by being sparse is dense: so neither list outgrows the frame.
+    """
+    width = new.itemsize
+    per_word = 8 // width
+    gap_end = value_end = 0
+    for chunk in range(kinds.size):
+        begin, end = chunk * CHUNK, min((chunk + 1) * CHUNK, new.size)
+        gap, value, last = gap_end, value_end, begin - 1
+        limit = (end - begin) * width
+        whole = min(end // per_word, new_words.size)
+        word = begin // per_word
+        at = begin
+        while at < end and (gap - gap_end) + (value - value_end) * width < limit:
+            if word + WORDS <= whole:
+                if not (
+                    (old_words[word] ^ new_words[word])
+                    | (old_words[word + 1] ^ new_words[word + 1])
+                    | (old_words[word + 2] ^ new_words[word + 2])
+                    | (old_words[word + 3] ^ new_words[word + 3])
+                ):
+                    word += WORDS
+                    at += WORDS * per_word
+                    continue
+                until = at + WORDS * per_word
+                word += WORDS
+            else:
+                until = end
+            for i in range(at, until):
+                if old[i] != new[i]:
+                    skipped = i - last - 1
+                    while skipped >= ESCAPE:
+                        gaps[gap] = ESCAPE
+                        gap += 1
+                        skipped -= ESCAPE
+                    gaps[gap] = skipped
+                    values[value] = new[i]
+                    gap += 1
+                    value += 1
+                    last = i
+                    if (gap - gap_end) + (value - value_end) * width >= limit:
+                        break
+            at = until
+        if value == value_end:
+            continue
+        if (gap - gap_end) + (value - value_end) * width < limit:
+            kinds[chunk] = 1
+            counts[chunk] = value - value_end
+            gap_end, value_end = gap, value
+        else:
+            kinds[chunk] = 2
+            counts[chunk] = end - begin
+            values[value_end : value_end + end - begin] = new[begin:end]
+            value_end += end - begin
+    return gap_end, value_end
+
+
+_WRONG = (
+    "",
+    "an unknown kind of chunk",
+    "a chunk with a wrong count",
+    "a gap past the end of its chunk",
+    "fewer gaps than the chunks need",
+    "more gaps than the chunks need",
+    "another number of values than the chunks need",
+)
+
+
+@njit(nogil=True, cache=True)
+def _check(elements: int, kinds: Bits, counts: Bits, gaps: Bits, values: int) -> int:
+    """Index into `_WRONG`; 0 when `_patch` will stay inside the weights and both lists."""
+    gap = 0
+    value = np.int64(0)
+    for chunk in range(kinds.size):
+        size = min(CHUNK, elements - chunk * CHUNK)
+        count = np.int64(counts[chunk])
+        if kinds[chunk] > 2:
+            return 1
+        if (kinds[chunk] == 0) != (count == 0) or count > size:
+            return 2
+        if kinds[chunk] == 2 and count != size:
+            return 2
+        value += count
+        if kinds[chunk] == 1:
+            at = np.int64(-1)
+            for _ in range(count):
+                step = np.int64(ESCAPE)
+                at += 1
+                while step == ESCAPE:
+                    if gap >= gaps.size:
+                        return 4
+                    step = np.int64(gaps[gap])
+                    gap += 1
+                    at += step
+                if at >= size:
+                    return 3
+    if gap != gaps.size:
+        return 5
+    return 6 if value != values else 0
+
+
+@njit(nogil=True, cache=True)
+def _patch(weights: Bits, kinds: Bits, counts: Bits, gaps: Bits, values: Bits) -> None:
+    gap = 0
+    value = np.int64(0)
+    for chunk in range(kinds.size):
+        begin = chunk * CHUNK
+        count = np.int64(counts[chunk])
+        if kinds[chunk] == 2:
+            weights[begin : begin + count] = values[value : value + count]
+            value += count
+        elif kinds[chunk] == 1:
+            at = begin - 1
+            for _ in range(count):
+                at += 1
+                step = gaps[gap]
+                gap += 1
+                while step == ESCAPE:
+                    at += ESCAPE
+                    step = gaps[gap]
+                    gap += 1
+                at += step
+                weights[at] = values[value]
+                value += 1
+
+
+# ---- in numpy: what is not hot, and the twins
+
+
+def merge(first: Changes, second: Changes) -> Changes:
+    """What both do one after the other. Both must have passed `check`."""
+    kinds, counts, gaps, values = [], [], [], []
+    for (old, old_values), (new, new_values), size in zip(
+        _chunks(first), _chunks(second), _sizes(first.elements), strict=True
+    ):
+        kept = np.isin(old, new, assume_unique=True, invert=True)
+        where = np.concatenate((old[kept], new))
+        order = np.argsort(where, kind="stable")
+        values.append(np.concatenate((old_values[kept], new_values))[order])
+        counts.append(where.size)
+        if where.size == size:
+            kinds.append(Kind.DENSE)
+        else:  # also where dense would be smaller: what did not change is unknown here
+            kinds.append(Kind.SPARSE if where.size else Kind.EMPTY)
+            gaps.append(_gaps(where[order]))
+    return _joined(first.elements, first.values.dtype, kinds, counts, gaps, values)
+
+
+def diff_plainly(old: Bits, new: Bits) -> Changes:
+    _alike(old, new)
+    kinds, counts, gaps, values = [], [], [], []
+    for begin in range(0, new.size, CHUNK):
+        part = new[begin : begin + CHUNK]
+        where = np.flatnonzero(old[begin : begin + CHUNK] != part)
+        coded = _gaps(where)
+        dense = where.size and coded.size + where.size * part.itemsize >= part.nbytes
+        kinds.append(Kind.DENSE if dense else Kind.SPARSE if where.size else Kind.EMPTY)
+        counts.append(part.size if dense else where.size)
+        gaps.append(coded[:0] if dense else coded)
+        values.append(part if dense else part[where])
+    return _joined(new.size, new.dtype, kinds, counts, gaps, values)
+
+
+def patch_plainly(weights: Bits, changes: Changes) -> None:
+    for chunk, (where, values) in enumerate(_chunks(changes)):
+        weights[chunk * CHUNK : (chunk + 1) * CHUNK][where] = values
+
+
+def _sizes(elements: int) -> list[int]:
+    return [min(CHUNK, elements - begin) for begin in range(0, elements, CHUNK)]
+
+
+def _chunks(changes: Changes) -> Iterator[tuple[Bits, Bits]]:
+    """Where each chunk changes, and to what."""
+    gaps, values = changes.gaps.astype(np.int64), changes.values
+    for kind, count in zip(changes.kinds, changes.counts, strict=True):
+        mine, values = values[:count], values[count:]
+        where = np.arange(count)
+        if kind == Kind.SPARSE:
+            ends = np.flatnonzero(gaps != ESCAPE)[:count]
+            where += np.cumsum(gaps[: ends[-1] + 1])[ends]
+            gaps = gaps[ends[-1] + 1 :]
+        yield where, mine
+
+
+def _gaps(where: Bits) -> Bits:
+    """Of changes at these places of a chunk."""
+    skipped = np.diff(where, prepend=-1) - 1
+    escapes = skipped // ESCAPE
+    coded = np.full(where.size + int(escapes.sum()), ESCAPE, np.uint8)
+    coded[np.cumsum(escapes + 1) - 1] = skipped % ESCAPE
+    return coded
+
+
+def _joined(
+    elements: int,
+    dtype: np.dtype[Any],
+    kinds: list[Kind],
+    counts: list[int],
+    gaps: list[Bits],
+    values: list[Bits],
+) -> Changes:
+    return Changes(
+        elements,
+        np.array(kinds, np.uint8),
+        np.array(counts, np.uint32),
+        np.concatenate([np.empty(0, np.uint8), *gaps]),
+        np.concatenate([np.empty(0, dtype), *values]),
+    )
