@@ -7,6 +7,7 @@ import hmac
 import json
 import logging
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -137,6 +138,8 @@ async def running(config: NodeConfig) -> AsyncIterator[Node]:
         node = Node(config)
         await node.start()
         try:
+            # Old connections of a node that was killed must not keep the port from the next one.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server = _Server(uvicorn.Config(application(node), log_level="warning"))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             node.url = f"http://{config.host}:{listener.getsockname()[1]}"
