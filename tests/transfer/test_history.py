@@ -279,6 +279,12 @@ def test_versions_only_grow(world: World) -> None:
         world.publisher.publish(world.values, version=5)
 
 
+def test_a_version_that_has_no_folder_is_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="10000000000"):
+        world.publisher.publish(world.values, version=10**10)
+    assert world.store.steps() == {}
+
+
 def test_several_ranks_make_one_version(tmp_path: Path) -> None:
     rng = random.Random(3)
     values = weights(rng)

@@ -22,6 +22,7 @@ from rose.transfer import relay as relaying
 from rose.transfer.manifest import Step
 from rose.transfer.publisher import Publisher
 from rose.transfer.relay import Relay
+from rose.transfer.store import server as serving
 from rose.transfer.store import tcp
 from rose.transfer.store.base import Store, StoreError
 from rose.transfer.store.files import FileStore
@@ -266,7 +267,9 @@ def test_who_may_only_read_cannot_write(clusters: Clusters) -> None:
     [
         (lambda s: s.read(Step(None, 0), 0, 0, 0, 1 << 20), "has no byte"),
         (lambda s: s.read(Step(None, 0), 0, 9, 0, 1), "bucket-9"),
-        (lambda s: s.read(Step(None, 0), -1, 0, 0, 1), "rank--1"),
+        (lambda s: s.read(Step(None, 0), -1, 0, 0, 1), "negative"),
+        (lambda s: s.read(Step(None, 0), 0, -1, 0, 1), "negative"),
+        (lambda s: s.read(Step(None, 0), 0, 0, -5, 5), "negative"),
         (lambda s: s.read(Step(5, 9), 0, 0, 0, 1), "bucket-0"),
         (lambda s: s.manifests(Step(5, 9)), "manifest"),
     ],
@@ -290,6 +293,16 @@ def test_other_jobs_and_paths_are_refused(clusters: Clusters) -> None:
 def test_an_absurd_length_ends_the_connection_and_nothing_else(clusters: Clusters) -> None:
     with socket.create_connection(clusters.server.address, 5.0) as stranger:
         stranger.sendall(struct.pack("<I", 2**32 - 1))
+        while stranger.recv(4096):
+            pass
+    assert clusters.client(clusters.server).steps() == {}
+
+
+def test_a_stranger_who_says_nothing_is_not_waited_for(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "GREETING_S", 0.1)
+    with socket.create_connection(clusters.server.address, 60.0) as stranger:
         while stranger.recv(4096):
             pass
     assert clusters.client(clusters.server).steps() == {}

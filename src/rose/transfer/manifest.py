@@ -25,6 +25,8 @@ MAGIC = b"ROSEMAN1"
 DIGEST = 16
 """Bytes of an xxh3-128."""
 MOST_RANKS = 1 << 16
+VERSIONS = 10**10
+"""Versions have ten digits: in names of folders they sort by themselves."""
 JOB = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 """Names of jobs become names of folders."""
 WIDTHS = {
@@ -148,7 +150,8 @@ def _check(m: Manifest) -> None:
             raise ManifestError(f"version {m.version} of job {m.job!r}: {what}")
 
     need(JOB.fullmatch(m.job) is not None, "impossible name of a job")
-    need(m.version >= 0 and (m.base is None or 0 <= m.base < m.version), f"base {m.base}")
+    need(0 <= m.version < VERSIONS, "impossible number of a version")
+    need(m.base is None or 0 <= m.base < m.version, f"base {m.base}")
     need(0 <= m.rank < m.ranks <= MOST_RANKS, f"rank {m.rank} of {m.ranks}")
     need(len({t.name for t in m.tensors}) == len(m.tensors), "a tensor listed twice")
     for tensor in m.tensors:

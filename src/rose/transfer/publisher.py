@@ -28,7 +28,17 @@ from rose.transfer.copy import TransferError
 from rose.transfer.delta import FRAME, UNSIGNED, Bits, Changes, diff, merge, patch
 from rose.transfer.fetch import fetch
 from rose.transfer.layout import Piece, size
-from rose.transfer.manifest import FRAMES, WIDTHS, Bucket, Manifest, Part, Step, Tensor, digest
+from rose.transfer.manifest import (
+    FRAMES,
+    VERSIONS,
+    WIDTHS,
+    Bucket,
+    Manifest,
+    Part,
+    Step,
+    Tensor,
+    digest,
+)
 from rose.transfer.route import route
 from rose.transfer.store.base import Store
 from rose.transfer.weights import Held, held
@@ -113,6 +123,8 @@ class Publisher:
             version = 0 if base is None else base + 1
         if base is not None and version <= base:
             raise ValueError(f"version {version} is not newer than {base}, the last one published")
+        if not 0 <= version < VERSIONS:
+            raise ValueError(f"version {version} is not between 0 and {VERSIONS}")
         step = Step(base, version)
         sources = (self._source(one, base is None) for one in held(weights, self._wire))
         manifest = self._write(step, self._complete(sources, base is None))

@@ -26,6 +26,8 @@ log = logging.getLogger("rose.transfer")
 
 SLICE = 256 << 10
 """Bytes sent at a time on a link that is held back."""
+GREETING_S = 10.0
+"""A stranger must show the secret within this time."""
 SILENT_S = 300.0
 """A client that says nothing for so long is gone."""
 MOST_BUCKET = 1 << 30
@@ -102,11 +104,12 @@ class Server:
     def _attend(self, client: socket.socket) -> None:
         peer = client
         try:
-            client.settimeout(SILENT_S)
+            client.settimeout(GREETING_S)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 peer = self._tls.wrap_socket(client, server_side=True)
             wire.greet_client(peer, self._secret)
+            peer.settimeout(SILENT_S)
             while True:
                 self._answer(peer, wire.receive(peer, Request))
         except (OSError, StoreError) as error:
@@ -134,6 +137,8 @@ class Server:
     def _look_up(self, request: Request, data: bytes) -> tuple[Answer, Path | None]:
         store = self._stores(check_job(request.job))
         step = request.step
+        if min(request.rank, request.bucket, request.offset, request.length) < 0:
+            raise StoreError("a negative number in a request")
         match request.call:
             case "steps":
                 steps = [(*one, size) for one, size in store.steps().items()]
