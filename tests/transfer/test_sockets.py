@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.transfer.test_history import got, nudge, weights, wire
 
 from rose.transfer import relay as relaying
-from rose.transfer.manifest import Step
+from rose.transfer.manifest import Manifest, Step
 from rose.transfer.publisher import Publisher
 from rose.transfer.relay import Relay
 from rose.transfer.store import server as serving
@@ -194,16 +194,29 @@ def test_a_relay_with_a_full_disk_says_so_and_recovers(
     clusters.agree(host)
 
 
-def test_a_relay_keeps_to_its_allowance(clusters: Clusters) -> None:
+@pytest.mark.parametrize("last", [Step(0, 1), Step(None, 0)])
+def test_a_relay_keeps_to_its_allowance(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch, last: Step
+) -> None:
+    """The newest version stays, also when an older one is the last to be sealed."""
     clusters.publish()
     clusters.publish()
     relay = Relay(clusters.client(clusters.server), clusters.folder / "relay", most_bytes=1)
-    host = clusters.host(relay)
-    clusters.agree(host)
+    seal, other_sealed = relay._local.seal, threading.Event()
+
+    def in_order(manifest: Manifest) -> None:
+        if manifest.step == last:
+            assert other_sealed.wait(20.0)
+        seal(manifest)
+        other_sealed.set()
+
+    monkeypatch.setattr(relay._local, "seal", in_order)
+    clusters.agree(clusters.host(relay))
     deadline = time.monotonic() + 20.0
-    while list(relay._local.steps()) != [Step(0, 1)]:
+    while relay._arriving:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    assert list(relay._local.steps()) == [Step(0, 1)]
 
 
 def test_a_damaged_bucket_is_fetched_again(clusters: Clusters) -> None:

@@ -141,7 +141,7 @@ class Relay:
                     self._bring_bucket(manifest, number, bucket, arriving)
             for manifest in arriving.manifests:
                 self._local.seal(manifest)
-            self._make_room(step)
+            self._make_room()
         except (StoreError, OSError) as error:
             log.error("version %d did not arrive: %s", step.version, error)
             arriving.fail(f"version {step.version} did not arrive: {error}")
@@ -170,16 +170,16 @@ class Relay:
             raise StoreError(f"bucket {rank}/{number} has a wrong checksum")
         arriving.arrived((rank, number), bucket.size)
 
-    def _make_room(self, newest: Step) -> None:
-        """Remove the oldest steps while there is too much; never the one that just came."""
+    def _make_room(self) -> None:
+        """Remove the oldest steps while there is too much; never the newest version."""
         if self._most_bytes is None:
             return
-        steps = self._local.steps()
-        total = sum(steps.values())
-        for step, size in steps.items():
-            if total <= self._most_bytes:
-                return
-            if step != newest:
+        with self._lock:
+            steps = self._local.steps()
+            total = sum(steps.values())
+            for step, size in list(steps.items())[:-1]:
+                if total <= self._most_bytes:
+                    return
                 self._local.remove(step)
                 total -= size
 

@@ -32,6 +32,7 @@ from rose.executor.page import Page, Peer
 from rose.executor.vllm import compat
 from rose.executor.vllm.border import Border
 from rose.executor.vllm.engine import Device, step_of
+from rose.executor.vllm.last_turns import LastTurns
 from rose.executor.vllm.options import RolloutOptions, options_from
 from rose.executor.vllm.overhead import Overhead
 
@@ -46,8 +47,6 @@ SOON_S = 0.005
 """Never look more often than this without news."""
 NODE_GRACE_S = 5.0
 """Without a node nobody could take the device back, so the engine lets go; time for a restart."""
-LAST_TURN = "rose_last_turn"
-"""`vllm_xargs` key: nothing of this trajectory will come back, its prefix may go first."""
 
 RECLAIMED = "rose:reclaimed"
 """Serving needed the memory; go on elsewhere from the tokens so far."""
@@ -84,8 +83,7 @@ class RolloutScheduler(Scheduler):
         )
         self.stock_schedule = super().schedule
         self.stock_update = super().update_from_output
-        self._stock_free = self.kv_cache_manager.free
-        self.kv_cache_manager.free = self._free
+        self._last_turns = LastTurns(self.kv_cache_manager)
         self._overhead = Overhead(self, lambda: self.gate.waited_s)
         self._terms = Terms()
         self._memory_terms = memory.MemoryTerms(
@@ -99,7 +97,6 @@ class RolloutScheduler(Scheduler):
         self._news_for_node = False
         self._done: list[_Done] = []
         self._ended: list[tuple[Any, str]] = []
-        self._last_turns: set[str] = set()
         self._stuck_since = math.inf
         self._serving = Peer()
         self._node = Peer()
@@ -118,9 +115,7 @@ class RolloutScheduler(Scheduler):
     # ---- vLLM's hooks, in the engine's thread
 
     def add_request(self, request: Any) -> None:
-        params = request.sampling_params
-        if params is not None and params.extra_args and params.extra_args.get(LAST_TURN):
-            self._last_turns.add(request.request_id)
+        self._last_turns.note(request)
         super().add_request(request)
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
@@ -333,22 +328,6 @@ class RolloutScheduler(Scheduler):
         self._ended.clear()
         self._news_for_node = True
         self.aside.nudge()
-
-    # ---- prefixes across turns
-
-    def _free(self, request: Any) -> None:
-        """Blocks of a trajectory that has ended are the first to be reused, before any other's."""
-        blocks: list[Any] = []
-        if request.is_finished() and request.request_id in self._last_turns:
-            self._last_turns.remove(request.request_id)
-            groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
-            blocks = [block for group in groups for block in group]
-        self._stock_free(request)
-        free = [b for b in blocks if b.ref_cnt == 0 and not b.is_null]
-        queue = self.kv_cache_manager.block_pool.free_block_queue
-        for block in free:
-            queue.remove(block)
-        queue.prepend_n(free)
 
     # ---- facts
 
