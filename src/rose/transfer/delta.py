@@ -17,12 +17,16 @@ difference of two that follow each other.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.cpython.unsafe.numbers import trailing_zeros
+
+from rose.transfer.lanes import LANES, differing, prefetch
 
 CHUNK = 65_536
 """Elements per chunk: some thousand changed ones at the usual density, and dense runs stay rare."""
@@ -30,8 +34,6 @@ FRAME = 8 * CHUNK
 """Elements per frame: what is fetched and verified as one. 1 MB of bf16, at 1 % about 15 kB: small
 enough that an engine with half of a tensor fetches half of it, large enough to compress."""
 ESCAPE = 255
-WORDS = 4
-"""64-bit words compared at once: most of the weights are unchanged, and are skipped that fast."""
 
 Bits = np.ndarray[Any, np.dtype[Any]]
 """Flat unsigned integers as wide as the elements."""
@@ -81,31 +83,35 @@ def diff(old: Bits, new: Bits) -> Changes:
     _alike(old, new)
     chunks = -(-new.size // CHUNK)
     kinds, counts = np.zeros(chunks, np.uint8), np.zeros(chunks, np.uint32)
-    gaps, values = np.empty(new.size, np.uint8), np.empty(new.size, new.dtype)
-    used = _diff(old, new, _words(old), _words(new), kinds, counts, gaps, values)
+    gaps, values = _scratch(new.dtype)
+    used = _diff(old, new, kinds, counts, gaps, values)
     return Changes(new.size, kinds, counts, gaps[: used[0]].copy(), values[: used[1]].copy())
 
 
 def patch(weights: Bits, changes: Changes) -> None:
     """Make `weights`, the old version, the new one; all of it or, if `changes` is bad, nothing."""
-    check(changes, weights.size, weights.dtype)
-    _patch(weights, changes.kinds, changes.counts, changes.gaps, changes.values)
+    _put(weights, changes.kinds, changes.counts, changes.values, _checked(changes, weights))
 
 
 def check(changes: Changes, elements: int, dtype: np.dtype[Any]) -> None:
     """Raise unless `changes` can be applied to so many elements."""
-    chunks = -(-elements // CHUNK)
-    if changes.elements != elements or elements > FRAME:
-        raise FrameError(f"a frame of {changes.elements} elements for {elements}")
-    if changes.values.dtype != dtype:
-        raise FrameError(f"values of {changes.values.dtype} for weights of {dtype}")
+    _checked(changes, np.broadcast_to(np.zeros(1, dtype), elements))
+
+
+def _checked(changes: Changes, weights: Bits) -> Bits:
+    """Where the values of sparse chunks go."""
+    chunks = -(-weights.size // CHUNK)
+    if changes.elements != weights.size or weights.size > FRAME:
+        raise FrameError(f"a frame of {changes.elements} elements for {weights.size}")
+    if changes.values.dtype != weights.dtype:
+        raise FrameError(f"values of {changes.values.dtype} for weights of {weights.dtype}")
     if changes.kinds.size != chunks or changes.counts.size != chunks:
         raise FrameError(f"{changes.kinds.size} chunks instead of {chunks}")
-    said = _WRONG[
-        _check(elements, changes.kinds, changes.counts, changes.gaps, changes.values.size)
-    ]
-    if said:
+    places = np.empty(min(changes.values.size, weights.size), np.uint32)
+    _, kinds, counts, gaps, values = changes
+    if said := _WRONG[_places(weights, kinds, counts, gaps, values.size, places)]:
         raise FrameError(said)
+    return places
 
 
 def _alike(old: Bits, new: Bits) -> None:
@@ -115,67 +121,53 @@ def _alike(old: Bits, new: Bits) -> None:
         raise ValueError(f"a frame has at most {FRAME} elements, got {new.size}")
 
 
-def _words(flat: Bits) -> Bits:
-    """The same memory as 64-bit words, as far as it divides into them; none where misaligned."""
-    whole = flat.size * flat.itemsize // 8 * 8 // flat.itemsize
-    return flat[:whole].view(np.uint64) if flat.ctypes.data % 8 == 0 else np.empty(0, np.uint64)
+_own = threading.local()
+
+
+def _scratch(dtype: np.dtype[Any]) -> tuple[Bits, Bits]:
+    """Room for the gaps and values of any frame; a thread's own, as fresh memory is slow."""
+    room = FRAME + CHUNK // ESCAPE + 2 * LANES
+    if not hasattr(_own, "gaps"):
+        _own.gaps, _own.values = np.empty(room, np.uint8), np.empty(room, np.uint64)
+    return _own.gaps, _own.values.view(dtype)[:room]
 
 
 @njit(nogil=True, cache=True)
 def _diff(
-    old: Bits,
-    new: Bits,
-    old_words: Bits,
-    new_words: Bits,
-    kinds: Bits,
-    counts: Bits,
-    gaps: Bits,
-    values: Bits,
+    old: Bits, new: Bits, kinds: Bits, counts: Bits, gaps: Bits, values: Bits
 ) -> tuple[int, int]:
     """Fills the last four; returns how many gaps and values there are.
 
     A chunk that gets no smaller by being sparse is dense: so neither list outgrows the frame.
     """
     width = new.itemsize
-    per_word = 8 // width
     gap_end = value_end = 0
     for chunk in range(kinds.size):
         begin, end = chunk * CHUNK, min((chunk + 1) * CHUNK, new.size)
         gap, value, last = gap_end, value_end, begin - 1
         limit = (end - begin) * width
-        whole = min(end // per_word, new_words.size)
-        word = begin // per_word
         at = begin
         while at < end and (gap - gap_end) + (value - value_end) * width < limit:
-            if word + WORDS <= whole:
-                if not (
-                    (old_words[word] ^ new_words[word])
-                    | (old_words[word + 1] ^ new_words[word + 1])
-                    | (old_words[word + 2] ^ new_words[word + 2])
-                    | (old_words[word + 3] ^ new_words[word + 3])
-                ):
-                    word += WORDS
-                    at += WORDS * per_word
-                    continue
-                until = at + WORDS * per_word
-                word += WORDS
+            if at + LANES <= end:
+                mask = differing(old, new, at)
             else:
-                until = end
-            for i in range(at, until):
-                if old[i] != new[i]:
-                    skipped = i - last - 1
-                    while skipped >= ESCAPE:
-                        gaps[gap] = ESCAPE
-                        gap += 1
-                        skipped -= ESCAPE
-                    gaps[gap] = skipped
-                    values[value] = new[i]
+                mask = np.uint64(0)
+                for i in range(at, end):
+                    mask |= np.uint64(old[i] != new[i]) << np.uint64(i - at)
+            while mask:
+                i = at + np.int64(trailing_zeros(mask))
+                mask &= mask - np.uint64(1)
+                skipped = i - last - 1
+                while skipped >= ESCAPE:
+                    gaps[gap] = ESCAPE
                     gap += 1
-                    value += 1
-                    last = i
-                    if (gap - gap_end) + (value - value_end) * width >= limit:
-                        break
-            at = until
+                    skipped -= ESCAPE
+                gaps[gap] = skipped
+                values[value] = new[i]
+                gap += 1
+                value += 1
+                last = i
+            at += LANES
         if value == value_end:
             continue
         if (gap - gap_end) + (value - value_end) * width < limit:
@@ -202,61 +194,62 @@ _WRONG = (
 
 
 @njit(nogil=True, cache=True)
-def _check(elements: int, kinds: Bits, counts: Bits, gaps: Bits, values: int) -> int:
-    """Index into `_WRONG`; 0 when `_patch` will stay inside the weights and both lists."""
-    gap = 0
-    value = np.int64(0)
+def _places(weights: Bits, kinds: Bits, counts: Bits, gaps: Bits, values: int, places: Bits) -> int:
+    """Fills the last with where the values of sparse chunks go; returns an index into `_WRONG`, 0
+    when `_put` will stay inside the weights and both lists.
+
+    Unsigned throughout: numba then leaves out what signed indices from the end would need.
+    """
+    one, escape = np.uint64(1), np.uint64(ESCAPE)
+    gap = place = value = np.uint64(0)
+    gap_end, room = np.uint64(gaps.size), np.uint64(places.size)
     for chunk in range(kinds.size):
-        size = min(CHUNK, elements - chunk * CHUNK)
-        count = np.int64(counts[chunk])
-        if kinds[chunk] > 2:
+        begin = np.uint64(chunk * CHUNK)
+        size = np.uint64(min(CHUNK, weights.size - chunk * CHUNK))
+        kind, count = kinds[chunk], np.uint64(counts[chunk])
+        if kind > 2:
             return 1
-        if (kinds[chunk] == 0) != (count == 0) or count > size:
-            return 2
-        if kinds[chunk] == 2 and count != size:
+        if (kind == 0) != (count == np.uint64(0)) or count > size or (kind == 2 and count != size):
             return 2
         value += count
-        if kinds[chunk] == 1:
-            at = np.int64(-1)
-            for _ in range(count):
-                step = np.int64(ESCAPE)
-                at += 1
-                while step == ESCAPE:
-                    if gap >= gaps.size:
-                        return 4
-                    step = np.int64(gaps[gap])
-                    gap += 1
-                    at += step
-                if at >= size:
-                    return 3
-    if gap != gaps.size:
+        if kind != 1:
+            continue
+        if value > np.uint64(values) or place + count > room:
+            return 6
+        place_end, at = place + count, begin
+        while place < place_end:
+            if gap == gap_end:
+                return 4
+            step = np.uint64(gaps[gap])
+            gap += one
+            at += step
+            if step == escape:
+                continue
+            prefetch(weights, np.int64(at))
+            places[place] = np.uint32(at)
+            place += one
+            at += one
+        if at > begin + size:
+            return 3
+    if gap != gap_end:
         return 5
-    return 6 if value != values else 0
+    return 6 if value != np.uint64(values) else 0
 
 
 @njit(nogil=True, cache=True)
-def _patch(weights: Bits, kinds: Bits, counts: Bits, gaps: Bits, values: Bits) -> None:
-    gap = 0
-    value = np.int64(0)
+def _put(weights: Bits, kinds: Bits, counts: Bits, values: Bits, places: Bits) -> None:
+    value = place = 0
     for chunk in range(kinds.size):
-        begin = chunk * CHUNK
         count = np.int64(counts[chunk])
+        mine = values[value : value + count]
+        value += count
         if kinds[chunk] == 2:
-            weights[begin : begin + count] = values[value : value + count]
-            value += count
+            weights[chunk * CHUNK : chunk * CHUNK + count] = mine
         elif kinds[chunk] == 1:
-            at = begin - 1
-            for _ in range(count):
-                at += 1
-                step = gaps[gap]
-                gap += 1
-                while step == ESCAPE:
-                    at += ESCAPE
-                    step = gaps[gap]
-                    gap += 1
-                at += step
-                weights[at] = values[value]
-                value += 1
+            where = places[place : place + count]
+            for i in range(count):
+                weights[where[i]] = mine[i]
+            place += count
 
 
 # ---- in numpy: what is not hot, and the twins
