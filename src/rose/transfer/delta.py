@@ -93,6 +93,20 @@ def patch(weights: Bits, changes: Changes) -> None:
     _put(weights, changes.kinds, changes.counts, changes.values, _checked(changes, weights))
 
 
+def places(changes: Changes) -> Bits:
+    """Where in its frame each value goes."""
+    weights = np.broadcast_to(np.zeros(1, changes.values.dtype), changes.elements)
+    sparse = _checked(changes, weights)
+    found, used = [np.empty(0, np.uint32)], 0
+    for chunk, (kind, count) in enumerate(zip(changes.kinds, changes.counts, strict=True)):
+        if kind == Kind.DENSE:
+            found.append(np.arange(chunk * CHUNK, chunk * CHUNK + count, dtype=np.uint32))
+        elif kind == Kind.SPARSE:
+            found.append(sparse[used : used + count])
+            used += int(count)
+    return np.concatenate(found)
+
+
 def check(changes: Changes, elements: int, dtype: np.dtype[Any]) -> None:
     """Raise unless `changes` can be applied to so many elements."""
     _checked(changes, np.broadcast_to(np.zeros(1, dtype), elements))

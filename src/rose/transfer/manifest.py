@@ -25,6 +25,8 @@ MAGIC = b"ROSEMAN1"
 DIGEST = 16
 """Bytes of an xxh3-128."""
 MOST_RANKS = 1 << 16
+MOST_ELEMENTS = 1 << 40
+"""Of one tensor: receivers make room for all of it before anything of it has come."""
 VERSIONS = 10**10
 """Versions have ten digits: in names of folders they sort by themselves."""
 JOB = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -156,7 +158,8 @@ def _check(m: Manifest) -> None:
     need(len({t.name for t in m.tensors}) == len(m.tensors), "a tensor listed twice")
     for tensor in m.tensors:
         need(tensor.dtype in WIDTHS, f"{tensor.name} has unknown dtype {tensor.dtype!r}")
-        need(all(n > 0 for n in tensor.shape), f"{tensor.name} has shape {tensor.shape}")
+        possible = all(n > 0 for n in tensor.shape) and tensor.elements <= MOST_ELEMENTS
+        need(possible, f"{tensor.name} has shape {tensor.shape}")
     need(len(m.frames) % FRAMES.itemsize == 0, "a torn table of frames")
     expected = 0
     for part in m.parts:

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rose.transfer import frame
+from rose.transfer import frame, lossy
 from rose.transfer.copy import TransferError
-from rose.transfer.delta import FRAME, UNSIGNED, Bits, Changes, diff, merge, patch
+from rose.transfer.delta import FRAME, UNSIGNED, Bits, Changes, check, diff, merge, patch
 from rose.transfer.fetch import fetch
 from rose.transfer.layout import Piece, size
 from rose.transfer.manifest import (
@@ -96,14 +96,21 @@ class Publisher:
         wire: str = "bfloat16",
         anchor_every: int = 16,
         compress: bool = True,
+        lossy_topk: float | None = None,
         rank: int = 0,
         ranks: int = 1,
         threads: int | None = None,
     ) -> None:
+        """`lossy_topk`: the share of elements sent of each version, the largest changes; see
+        `lossy`. Lossless without it."""
+        if lossy_topk is not None and not 0 < lossy_topk <= 1:
+            raise ValueError(f"lossy_topk {lossy_topk} is not a share between 0 and 1")
         self._store = store
         self._wire = wire
+        self._lossy_topk = lossy_topk
         self._anchor_every = anchor_every
-        self._compress = compress
+        self.compress = compress
+        """Worth it on links of a few Gb/s; may be changed between versions."""
         self._rank, self._ranks = rank, ranks
         self._threads = threads or os.cpu_count() or 1
         self._snapshot: dict[Piece, Bits] = {}
@@ -150,8 +157,16 @@ class Publisher:
         return _Source(
             one.tensor,
             one.piece,
-            lambda index: self._code(_frame(old, index), one.frame(index)),
+            lambda index: self._code(
+                _frame(old, index), self._next(one, index, _frame(old, index))
+            ),
         )
+
+    def _next(self, one: Held, index: int, old: Bits) -> Bits:
+        new = one.frame(index)
+        if self._lossy_topk is None:
+            return new
+        return lossy.largest(old, new, one.tensor.dtype, self._lossy_topk)
 
     def _complete(self, sources: Iterable[_Source], first: bool) -> Iterator[_Source]:
         missing = set() if first else set(self._snapshot)
@@ -166,7 +181,7 @@ class Publisher:
         return self._packed(changes, digest(new)) if changes.changed or old is None else NOTHING
 
     def _packed(self, changes: Changes, result: bytes) -> _Coded:
-        return _Coded(frame.pack(changes, compress=self._compress), result, changes.changed)
+        return _Coded(frame.pack(changes, compress=self.compress), result, changes.changed)
 
     # ---- writing
 
@@ -314,6 +329,7 @@ class Publisher:
                 part = manifest.parts[part_number]
                 for one in fetch(self._store, manifest, [(part, [index])]):
                     changes = frame.unpack(one.data)
+                    check(changes, changes.elements, changes.values.dtype)
                     merged = changes if merged is None else merge(merged, changes)
                     result = one.result
             return NOTHING if merged is None else self._packed(merged, result)

@@ -25,7 +25,7 @@ log = logging.getLogger("rose.transfer")
 
 PIECE = 1 << 20
 """Bytes fetched at a time: what a subscriber waits for at least."""
-FRESH_S = 0.2
+FRESH_S = 0.02
 """The list of steps is asked for no more often than this."""
 WAIT_S = 60.0
 """Longest wait of a subscriber for bytes that are still coming."""

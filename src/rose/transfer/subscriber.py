@@ -8,40 +8,56 @@ before the first one is written.
 from __future__ import annotations
 
 import fcntl
+import logging
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from rose.transfer import frame, layout
-from rose.transfer.copy import Copy, State, TransferError, read_state, write_state
+from rose.transfer.copy import Copy, State, TransferError, locked, read_state, write_state
 from rose.transfer.delta import Changes, FrameError
 from rose.transfer.fetch import Fetched, fetch
-from rose.transfer.layout import Shard
-from rose.transfer.manifest import Manifest, Step, Tensor
+from rose.transfer.layout import Piece, Shard
+from rose.transfer.manifest import Manifest, Step, Tensor, digest
 from rose.transfer.route import route
 from rose.transfer.store.base import Store
 
+log = logging.getLogger("rose.transfer")
+
+
+class Taken(NamedTuple):
+    """What an update changed: frames of deltas, unless all was made anew (`base` is None)."""
+
+    base: int | None
+    frames: list[tuple[Piece, int, Changes]]
+    version: int | None = None
+    """What they lead to."""
+
 
 class Subscriber:
-    """One per host copy: `folder` belongs to it. `shards`: what is wanted; everything when None."""
+    """Keeps the copy in `folder`; any number of them on a host share one.
+
+    `shards`: what is wanted of the weights, everything when None. Who shares a folder wants the
+    same. Whoever comes first updates the copy, the others wait and find it done.
+    """
 
     def __init__(self, store: Store, folder: Path, shards: Sequence[Shard] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._store = store
         self._folder = folder
         self._shards = shards
-        self._lock = (folder / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise TransferError(f"{folder} already has a subscriber") from error
-        self._state = read_state(folder)
+        self._slices = "" if shards is None else _slices(shards)
+        self._state: State | None = None
         self._copy: Copy | None = None
-        if self._state is not None:
-            if self._state.job != store.job:
-                raise TransferError(f"{folder} has weights of job {self._state.job}")
-            self._copy = Copy(folder / self._state.file, self._state.tensors)
+        self.taken = Taken(None, [])
+        """By the last update, in this process."""
+        with locked(folder / "updating", fcntl.LOCK_EX):
+            self._look()
 
     @property
     def version(self) -> int | None:
@@ -57,13 +73,39 @@ class Subscriber:
 
     def update(self) -> int | None:
         """Take all steps to the newest version; returns it."""
-        have = None if self._state is None else self._state.version
-        for step in route(self._store.steps(), have):
-            self._take(step)
+        with locked(self._folder / "updating", fcntl.LOCK_EX):
+            self._look()
+            have = None if self._state is None else self._state.version
+            self.taken = Taken(have, [])
+            try:
+                for step in route(self._store.steps(), have):
+                    self._take(step)
+            except TransferError as error:
+                if have is None:
+                    raise
+                self._start_over(error)
+            self.taken = self.taken._replace(version=self.version)
         return self.version
 
-    def close(self) -> None:
-        self._lock.close()
+    @contextmanager
+    def reading(self) -> Iterator[Copy]:
+        """The copy at `version`; nobody changes it until the end."""
+        with locked(self._folder / "reading", fcntl.LOCK_SH):
+            self._look()
+            yield self.copy
+
+    def _look(self) -> None:
+        """What others have made of the folder since."""
+        state = read_state(self._folder)
+        if state is not None:
+            if state.job != self._store.job:
+                raise TransferError(f"{self._folder} has weights of job {state.job}")
+            if state.slices != self._slices:
+                raise TransferError(f"{self._folder} has other slices of job {state.job}")
+            path = self._folder / state.file
+            if self._copy is None or self._copy.inode != path.stat().st_ino:
+                self._copy = Copy(path, state.tensors)
+        self._state = state
 
     def _take(self, step: Step) -> None:
         manifests = self._store.manifests(step)
@@ -82,23 +124,52 @@ class Subscriber:
         for one in self._frames(manifests):
             changes = _changes(one, step)
             self._copy.patched(one.piece, one.number, changes, one.result)
-            staged.append((one.piece, one.number, changes, one.result))
-        self._say(replace(self._state, changing=True))
-        for piece, index, changes, result in staged:
-            self._copy.put(piece, index, self._copy.patched(piece, index, changes, result))
-        self._say(replace(self._state, version=step.version, changing=False))
+            staged.append((one.piece, one.number, changes))
+        with locked(self._folder / "reading", fcntl.LOCK_EX):
+            self._say(replace(self._state, changing=True))
+            for piece, index, changes in staged:
+                self._copy.apply(piece, index, changes)
+            self._say(replace(self._state, version=step.version, changing=False))
+        self.taken.frames.extend(staged)
 
     def _take_anchor(self, step: Step, manifests: list[Manifest], tensors: list[Tensor]) -> None:
+        self.taken = Taken(None, [])
         name = f"weights-{step.version}"
         (self._folder / name).unlink(missing_ok=True)
-        fresh = Copy(self._folder / name, tensors)
+        try:
+            fresh = Copy(self._folder / name, tensors)
+            fresh.reserve(self._shards)
+        except OSError as error:
+            raise TransferError(f"version {step.version}: {error}") from error
         for one in self._frames(manifests):
             elements = fresh.patched(one.piece, one.number, _changes(one, step), one.result)
             fresh.put(one.piece, one.number, elements)
         old, self._copy = self._copy, fresh
-        self._say(State(self._store.job, step.version, tensors, name))
+        self._say(State(self._store.job, step.version, tensors, name, self._slices))
         if old is not None and old.path != fresh.path:
             old.path.unlink(missing_ok=True)
+
+    def _start_over(self, error: TransferError) -> None:
+        """A step does not fit the copy: make another one from an anchor, and only then leave it."""
+        self.taken = Taken(None, [])
+        again = self._folder / "again"
+        shutil.rmtree(again, ignore_errors=True)
+        try:
+            other = Subscriber(self._store, again, self._shards)
+            other.update()
+            assert other._state is not None
+            log.warning("%s: made anew, as %s", self._folder, error)
+            name = f"{other._state.file}-anew"
+            (again / other._state.file).rename(self._folder / name)
+            old = self._copy
+            self._say(replace(other._state, file=name))
+            self._look()
+            if old is not None:
+                old.path.unlink(missing_ok=True)
+        except TransferError:
+            raise error from None
+        finally:
+            shutil.rmtree(again, ignore_errors=True)
 
     def _frames(self, manifests: list[Manifest]) -> Iterator[Fetched]:
         for manifest in manifests:
@@ -110,6 +181,12 @@ class Subscriber:
     def _say(self, state: State) -> None:
         write_state(self._folder, state)
         self._state = state
+
+
+def newest_tensors(store: Store) -> list[Tensor]:
+    """Of the newest version that a store has; empty when it has none."""
+    steps = list(store.steps())
+    return _tensors(store.manifests(steps[-1])) if steps else []
 
 
 def _changes(one: Fetched, step: Step) -> Changes:
@@ -129,3 +206,8 @@ def _tensors(manifests: list[Manifest]) -> list[Tensor]:
             if found.setdefault(tensor.name, tensor) != tensor:
                 raise TransferError(f"version {manifest.version}: ranks differ on {tensor.name}")
     return list(found.values())
+
+
+def _slices(shards: Sequence[Shard]) -> str:
+    boxes = sorted({(shard.tensor, shard.box) for shard in shards})
+    return digest(msgspec.msgpack.encode(boxes)).hex()

@@ -43,16 +43,37 @@ class Pace:
     """A token bucket: bytes per second over all connections, to try slow links."""
 
     def __init__(self, bytes_per_s: float) -> None:
-        self._rate = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._free_at = 0.0
         self._lock = threading.Lock()
 
     def wait(self, count: int) -> None:
         with self._lock:
             now = time.monotonic()
-            self._free_at = max(self._free_at, now) + count / self._rate
+            self._free_at = max(self._free_at, now) + count / self.bytes_per_s
             until = self._free_at
         time.sleep(max(0.0, until - now))
+
+
+class Writers:
+    """One publisher per job and rank, as long as it has a connection."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders: dict[tuple[str, int], tuple[str, set[int]]] = {}
+
+    def claim(self, request: Request, connection: int) -> None:
+        key = (request.job, request.rank)
+        with self._lock:
+            writer, connections = self._holders.get(key, ("", set()))
+            if connections and writer != request.writer:
+                raise StoreError(f"job {key[0]} already has a publisher of rank {key[1]}")
+            self._holders[key] = (request.writer, {*connections, connection})
+
+    def left(self, connection: int) -> None:
+        with self._lock:
+            for _, connections in self._holders.values():
+                connections.discard(connection)
 
 
 class Server:
@@ -77,6 +98,7 @@ class Server:
         self._pace = pace
         self.sent = 0
         """Bytes of buckets sent."""
+        self._writers = Writers()
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server(address)
@@ -115,6 +137,7 @@ class Server:
         except (OSError, StoreError) as error:
             log.info("a client is gone: %s", error)
         finally:
+            self._writers.left(id(peer))
             with self._lock:
                 self._clients.discard(client)
             peer.close()
@@ -126,7 +149,7 @@ class Server:
                 raise StoreError(f"a client that writes {request.length} bytes")
             data = bytes(wire.receive_exactly(peer, request.length))
         try:
-            answer, path = self._look_up(request, data)
+            answer, path = self._look_up(request, data, id(peer))
         except (StoreError, ManifestError, ValueError) as error:
             wire.send(peer, Answer(error=str(error)))
             return
@@ -134,7 +157,9 @@ class Server:
         if path is not None:
             self._send(peer, path, request.offset, request.length)
 
-    def _look_up(self, request: Request, data: bytes) -> tuple[Answer, Path | None]:
+    def _look_up(
+        self, request: Request, data: bytes, connection: int
+    ) -> tuple[Answer, Path | None]:
         store = self._stores(check_job(request.job))
         step = request.step
         if min(request.rank, request.bucket, request.offset, request.length) < 0:
@@ -152,6 +177,7 @@ class Server:
                 return Answer(length=request.length), path
         if not self._writable:
             raise StoreError(f"{request.call} is not allowed here")
+        self._writers.claim(request, connection)
         match request.call:
             case "write":
                 store.write(step, request.rank, request.bucket, data)
@@ -176,7 +202,7 @@ class Server:
 
 
 def _of(manifest: Manifest, request: Request) -> Manifest:
-    if (manifest.job, manifest.step) != (request.job, request.step):
+    if (manifest.job, manifest.step, manifest.rank) != (request.job, request.step, request.rank):
         raise StoreError(f"a manifest of version {manifest.version} of job {manifest.job}")
     return manifest
 

@@ -8,6 +8,7 @@ those are simply repeated.
 from __future__ import annotations
 
 import queue
+import secrets
 import socket
 import ssl
 import time
@@ -48,6 +49,7 @@ class TcpStore:
         self._secret = secret
         self._tls = tls
         self._patience_s = patience_s
+        self._writer = secrets.token_hex(16)
         self._idle: queue.LifoQueue[socket.socket] = queue.LifoQueue()
         self._pool = ThreadPoolExecutor(CONNECTIONS, "rose-tcp")
 
@@ -83,7 +85,7 @@ class TcpStore:
         self._ask("write", step, data, rank=rank, bucket=bucket, length=len(data))
 
     def seal(self, manifest: Manifest) -> None:
-        self._ask("seal", manifest.step, manifest=manifests.encode(manifest))
+        self._ask("seal", manifest.step, rank=manifest.rank, manifest=manifests.encode(manifest))
 
     def remove(self, step: Step) -> None:
         self._ask("remove", step)
@@ -107,6 +109,7 @@ class TcpStore:
             job=self.job,
             base=step.base,
             version=step.version,
+            writer=self._writer,
             **more,  # type: ignore[arg-type]
         )
 

@@ -1,0 +1,111 @@
+"""Drives an engine to a version over its HTTP routes (`VLLM_SERVER_DEV_MODE=1`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from rose.transfer.copy import TransferError
+
+ASK_S = 0.01
+"""Between two looks at whether all ranks have a version staged; a look waits for a step to end."""
+
+
+@dataclass(frozen=True)
+class Updated:
+    version: int
+    staged_s: float
+    """Until every rank had it staged, while generation went on."""
+    stop_s: float
+    """Until the step in flight had ended."""
+    pause_s: float
+    """From then until generation went on."""
+
+
+class EngineClient:
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+
+    async def init(self, store: str, job: str, folder: str) -> None:
+        info = {"store": store, "job": job, "folder": folder}
+        await self._post("init_weight_transfer_engine", {"init_info": info})
+
+    async def ranks(self, wanted: int | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = await self._ask("rose_weights", [wanted])
+        return found
+
+    async def digests(self) -> list[list[Any]]:
+        found: list[list[Any]] = await self._ask("rose_digests", [])
+        return found
+
+    async def version(self) -> str:
+        async with self._session.get(f"{self._url}/weight_info") as answer:
+            return str((await answer.json())["weight_version"])
+
+    async def update(self, version: int, wait_s: float = 60.0) -> Updated:
+        """Wait until all ranks have the version staged, then commit it in one short pause.
+
+        Requests in flight go on afterwards with the KV they have. Whatever fails, the engine goes
+        on with the version it had.
+        """
+        began = time.monotonic()
+        await self.staged(version, wait_s)
+        staged = time.monotonic()
+        try:
+            await self.pause()
+            stopped = time.monotonic()
+            await self._commit(version)
+        finally:
+            await self.resume()
+        ended = time.monotonic()
+        return Updated(version, staged - began, stopped - staged, ended - stopped)
+
+    async def pause(self) -> None:
+        """Until `resume`; requests in flight are kept."""
+        await self._post("pause?mode=keep&clear_cache=false")
+
+    async def resume(self) -> None:
+        await self._post("resume")
+
+    async def staged(self, version: int, wait_s: float) -> None:
+        """Until every rank has the version staged, or is that version."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            ranks = await self.ranks(version)
+            if all(version in (rank["staged"], rank["version"]) for rank in ranks):
+                return
+            if time.monotonic() > deadline:
+                said = next((rank["error"] for rank in ranks if rank["error"]), "it did not come")
+                raise TransferError(f"{self._url}: version {version} is not staged: {said}")
+            await asyncio.sleep(ASK_S)
+
+    async def _commit(self, version: int) -> None:
+        await self._post("start_weight_update")
+        try:
+            await self._post("update_weights", {"update_info": {"version": version, "wait_s": 0}})
+        except TransferError:
+            await self._give_up()
+            raise
+        await self._post("finish_weight_update", {"weight_version": str(version)})
+
+    async def _give_up(self) -> None:
+        """vLLM ends an update on a rank that raises, and on no other: let all of them raise."""
+        try:
+            await self._post("update_weights", {"update_info": {"give_up": True}})
+        except TransferError:
+            return
+
+    async def _ask(self, method: str, args: list[Any]) -> Any:
+        return (await self._post("collective_rpc", {"method": method, "args": args}))["results"]
+
+    async def _post(self, route: str, body: dict[str, Any] | None = None) -> Any:
+        async with self._session.post(f"{self._url}/{route}", json=body) as answer:
+            text = await answer.text()
+            if answer.status != 200:
+                raise TransferError(f"{self._url}/{route}: {answer.status} {text[:500]}")
+            return await answer.json()

@@ -1,0 +1,148 @@
+"""Keeps a worker's host copy fresh and the newest version staged, in a thread beside generation.
+
+A version goes into the model in two steps, so that the ranks of an engine change together or not at
+all: `arm` waits until it is staged and holds it, `commit` writes it. What was staged before a
+commit is compared with the model of before, and is staged again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rose.transfer.copy import Copy, TransferError
+from rose.transfer.store.base import StoreError
+from rose.transfer.subscriber import Subscriber
+from rose.transfer.vllm.staging import Frames, Staged
+
+log = logging.getLogger("vllm.rose")
+
+LOOK_S = 1.0
+"""How often a store is looked at when nobody says that there is something new."""
+AGAIN_S = 0.02
+"""The same while somebody waits for a version."""
+NICE = 10
+"""Generation comes first."""
+
+Stage = Callable[[Copy, int, Frames | None], Staged]
+Open = Callable[[], tuple[Subscriber, Stage] | None]
+
+
+class Follower:
+    """`open_` makes the subscriber and says how to stage; None as long as nothing is published."""
+
+    def __init__(self, open_: Open, cores: Sequence[int] = ()) -> None:
+        self._open = open_
+        self._cores = cores
+        self._changed = threading.Condition()
+        self._wanted = -1
+        self._staged: Staged | None = None
+        self._armed: Staged | None = None
+        self._commits = 0
+        self.version: int | None = None
+        """What the model is; None before the first commit."""
+        self._error = ""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="rose-weights", daemon=True)
+        self._thread.start()
+
+    def status(self, wanted: int | None = None) -> dict[str, Any]:
+        """Also a hint that a version should be there."""
+        with self._changed:
+            if wanted is not None and wanted > self._wanted:
+                self._wanted = wanted
+                self._changed.notify_all()
+            staged = self._staged.version if self._staged else None
+            return {"version": self.version, "staged": staged, "error": self._error}
+
+    def arm(self, version: int, wait_s: float) -> None:
+        """Hold a version for `commit`; raises unless it is staged, or the model's, in that time."""
+        self.status(version)
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready(version), wait_s)
+            if self.version == version and self._staged is None:
+                self._armed = Staged(version)
+            elif self._staged is not None and self._staged.version == version:
+                self._armed = self._staged
+            else:
+                newer = self._staged.version if self._staged else None
+                because = self._error or (f"{newer} is staged" if newer else "it did not come")
+                raise TransferError(f"version {version} cannot be committed: {because}")
+
+    def disarm(self) -> None:
+        with self._changed:
+            self._armed = None
+
+    def commit(self) -> None:
+        """Write what is armed. If that fails the model is none of the versions until the next."""
+        with self._changed:
+            if self._armed is None:
+                raise TransferError("no version is armed")
+            armed, self._armed, self._staged = self._armed, None, None
+            self._commits += 1
+            self.version = None
+            armed.apply()
+            self.version = armed.version
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout=60.0)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        self._step_back()
+        opened = None
+        while not self._stopping:
+            try:
+                opened = opened or self._open()
+                if opened is not None:
+                    self._follow(*opened)
+                self._error = ""
+            except (TransferError, StoreError, OSError, ValueError) as error:
+                if str(error) != self._error:
+                    log.error("weights: %s", error)
+                self._error = str(error)
+            with self._changed:
+                reached = max(self.version or -1, self._staged.version if self._staged else -1)
+                behind = self._wanted > reached and not self._error
+                self._changed.wait(AGAIN_S if behind else LOOK_S)
+
+    def _follow(self, subscriber: Subscriber, stage: Stage) -> None:
+        subscriber.update()
+        with subscriber.reading() as copy:
+            version = subscriber.version
+            with self._changed:
+                commits, model = self._commits, self.version
+                known = self._staged.version if self._staged else model
+            if version is None or version == known:
+                return
+            taken = subscriber.taken
+            all_of_it = model is not None and (taken.base, taken.version) == (model, version)
+            staged = stage(copy, version, taken.frames if all_of_it else None)
+        with self._changed:
+            if commits == self._commits:
+                self._staged = staged
+                self._changed.notify_all()
+
+    def _ready(self, version: int) -> bool:
+        staged = self._staged
+        return (staged is not None and staged.version >= version) or self.version == version
+
+    def _step_back(self) -> None:
+        """Off the device's cores, behind generation: threads inherit both from who made them."""
+        import torch
+
+        torch.set_num_threads(1)
+        with suppress(OSError):
+            if self._cores:
+                os.sched_setaffinity(0, self._cores)
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

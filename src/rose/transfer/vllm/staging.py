@@ -1,0 +1,252 @@
+"""From a host's copy into a worker's live parameters: all that can be done before the pause.
+
+`Live.stage` makes a list of places and values, already in the engine's dtype, that `Staged.apply`
+writes in the pause. Where the parameters are known to be the version that the last update began
+with, the list is that update's; otherwise (an engine just started, a copy that another engine
+updated, an anchor) the copy is compared with the live parameters, bit for bit, and how they came to
+be what they are does not matter. Layers whose kernels keep a packed copy of their own (oneDNN and
+others on CPUs) are packed a second time beforehand, and `apply` swaps the kernels.
+
+The same code for any device. On a GPU (not yet run) blocks of the copy are compared there, and
+`apply` scatters on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from rose.transfer.copy import Array, Copy, TransferError
+from rose.transfer.delta import FRAME, Changes, places
+from rose.transfer.layout import Box, Piece, Shape
+from rose.transfer.manifest import Tensor, digest
+from rose.transfer.vllm.placement import Placed, Placement
+from rose.transfer.weights import SIGNED
+
+Frames = Sequence[tuple[Piece, int, Changes]]
+DENSE = 8
+"""A block of which more than one in so many elements differ is written whole: a place takes as much
+memory as two to four values."""
+AS_LOADED = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
+"""vLLM's ways to keep weights that change nothing but, perhaps, their order; others transform."""
+
+
+@dataclass
+class Staged:
+    """What makes the live parameters another version."""
+
+    version: int
+    elements: int = 0
+    writes: list[Callable[[], object]] = field(default_factory=list)
+
+    def apply(self) -> None:
+        for write in self.writes:
+            write()
+
+
+class Live:
+    """A worker's parameters, by the slices of the checkpoint that they hold."""
+
+    def __init__(self, model: torch.nn.Module, placement: Placement) -> None:
+        self._placement = placement
+        self._by_tensor: dict[str, list[Placed]] = defaultdict(list)
+        for placed in placement.placed.values():
+            for one in placed:
+                self._by_tensor[one.tensor].append(one)
+        self._modules = dict(model.named_modules())
+        self._packed: dict[str, bytes] = {}
+        """Digests of the slices that were packed last, by module."""
+        for name in placement.placed:
+            self._check(name)
+
+    def stage(self, copy: Copy, version: int, taken: Frames | None) -> Staged:
+        """`taken`: all that changed since the version of the parameters; None if not known."""
+        staged = Staged(version)
+        if taken is not None:
+            for piece, index, changes in taken:
+                self._stage_frame(piece, index, changes, copy, staged)
+        else:
+            for name, placed in self._placement.placed.items():
+                parameter = self._parameter(name)
+                for one in placed if parameter.numel() else ():
+                    _stage(_flat(parameter), one, copy, staged)
+        for name, module in self._packers():
+            self._stage_packed(name, module, copy, staged)
+        return staged
+
+    def _stage_frame(
+        self, piece: Piece, index: int, changes: Changes, copy: Copy, staged: Staged
+    ) -> None:
+        tensor = copy.tensors[piece.tensor]
+        wire = getattr(torch, tensor.dtype)
+        inner = tuple(stop - start for start, stop in piece.box)
+        numbers = places(changes).astype(np.int64) + index * FRAME
+        values = torch.from_numpy(changes.values.view(f"i{changes.values.itemsize}")).view(wire)
+        where = np.unravel_index(numbers, inner) if inner else ()
+        where = [at + start for at, (start, _) in zip(where, piece.box, strict=True)]
+        for one in self._by_tensor.get(piece.tensor, ()):
+            parameter = self._parameter(one.parameter)
+            if not parameter.numel():
+                continue
+            memory = _as_bits(_flat(parameter))
+            here = np.ones(numbers.size, bool)
+            offsets = np.full(numbers.size, one.offset)
+            for at, (start, stop), stride in zip(where, one.box, one.stride, strict=True):
+                here &= (at >= start) & (at < stop)
+                offsets += (at - start) * stride
+            bits = _as_bits(_exactly(values, parameter.dtype, one.tensor).to(parameter.device))
+            mine = torch.from_numpy(np.flatnonzero(here))
+            staged.elements += mine.numel()
+            spots = torch.from_numpy(offsets)[mine].to(parameter.device)
+            staged.writes.append(partial(memory.index_copy_, 0, spots, bits[mine]))
+
+    def digests(self, tensors: dict[str, Tensor]) -> list[tuple[str, Box, str]]:
+        """Checksums of all slices as the kernels see them, in the dtypes of these tensors."""
+        packers = dict(self._packers())
+        found = []
+        for name, placed in self._placement.placed.items():
+            users = [user for user in packers if self._source(user) == name]
+            views = [self._unpacked(user, packers[user]) for user in users]
+            if (parameter := self._parameter(name)).numel():
+                views.append(parameter)
+            for one in placed:
+                wire = getattr(torch, tensors[one.tensor].dtype)
+                for view in views:
+                    part = view.as_strided(one.shape, one.stride, one.offset)
+                    narrow = part.to(wire)
+                    exact = torch.equal(_as_bits(narrow.to(part.dtype)), _as_bits(part))
+                    bits = _as_bits(narrow).cpu().contiguous().numpy()
+                    found.append((one.tensor, one.box, digest(bits).hex() if exact else "inexact"))
+        return found
+
+    # ---- packed layers
+
+    def _packers(self) -> Iterator[tuple[str, Any]]:
+        """Modules that compute with a packed copy: their kernels hold it in a closure."""
+        for name, module in self._modules.items():
+            if getattr(getattr(module, "cpu_linear", None), "__closure__", None):
+                yield name, module
+
+    def _source(self, module: str) -> str:
+        return self._placement.same[f"{module}.weight"]
+
+    def _stage_packed(self, name: str, module: Any, copy: Copy, staged: Staged) -> None:
+        source = self._source(name)
+        placed = self._placement.placed.get(source, [])
+        now = digest(b"".join(digest(_slice(copy, one)) for one in placed))
+        if not placed or self._packed.get(name) == now:
+            return
+        loaded = self._placement.parameters[source]
+        weight = torch.zeros(loaded.shape, dtype=self._parameter(source).dtype)
+        fill = Staged(staged.version)
+        for one in placed:
+            _stage(_flat(weight), one, copy, fill)
+        fill.apply()
+        second = torch.nn.Module()
+        second.weight = torch.nn.Parameter(weight, requires_grad=False)
+        second.bias = getattr(module, "bias", None)
+        module.quant_method.process_weights_after_loading(second)
+
+        def swap() -> None:
+            module.cpu_linear = second.cpu_linear
+            self._packed[name] = now
+
+        staged.elements += weight.numel()
+        staged.writes.append(swap)
+
+    def _unpacked(self, name: str, module: Any) -> torch.Tensor:
+        """What a packed kernel multiplies with: its product with the unit matrix is exact."""
+        columns = self._placement.parameters[self._source(name)].shape[1]
+        weight = module._parameters["weight"]
+        product: torch.Tensor = module.cpu_linear(
+            torch.eye(columns, dtype=weight.dtype), weight, None
+        )
+        return product.t().contiguous()
+
+    # ---- checks
+
+    def _parameter(self, name: str) -> torch.Tensor:
+        module, _, own = name.rpartition(".")
+        parameter: torch.Tensor = self._modules[module]._parameters[own].data
+        return parameter
+
+    def _check(self, name: str) -> None:
+        """Raise unless what is written to a parameter is what the model computes with."""
+        module = self._modules[name.rpartition(".")[0]]
+        method = type(getattr(module, "quant_method", None)).__name__
+        if hasattr(module, "quant_method") and method not in AS_LOADED:
+            raise TransferError(f"{name} is kept by vLLM's {method}, which rose cannot update")
+        live, loaded = self._parameter(name), self._placement.parameters[name]
+        emptied = not live.numel() and getattr(module, "cpu_linear", None) is not None
+        if not emptied and (live.shape, live.stride()) != (loaded.shape, loaded.stride()):
+            raise TransferError(
+                f"{name} is kept as {tuple(live.shape)}, but was loaded as {tuple(loaded.shape)}"
+            )
+
+
+def _stage(flat: torch.Tensor, one: Placed, copy: Copy, staged: Staged) -> None:
+    """Note what of a slice is different in the parameter whose memory is `flat`."""
+    wire = getattr(torch, copy.tensors[one.tensor].dtype)
+    memory = _as_bits(flat)
+    for block, shape, offset in _blocks(_slice(copy, one), one):
+        new = torch.from_numpy(block.view(f"i{block.itemsize}")).view(wire).to(flat.device)
+        bits = _as_bits(_exactly(new, flat.dtype, one.tensor)).reshape(shape)
+        old = memory.as_strided(shape, one.stride, offset)
+        where = (bits != old).reshape(-1).nonzero().squeeze(1)
+        staged.elements += where.numel()
+        if where.numel() * DENSE > bits.numel():
+            staged.writes.append(partial(old.copy_, bits.clone()))
+        elif where.numel():
+            values = bits.reshape(-1)[where]
+            spots = _spots(where, shape, one.stride, offset)
+            staged.writes.append(partial(memory.index_copy_, 0, spots, values))
+
+
+def _exactly(values: torch.Tensor, dtype: torch.dtype, tensor: str) -> torch.Tensor:
+    if torch.promote_types(values.dtype, dtype) != dtype:
+        raise TransferError(f"{tensor} comes as {values.dtype}, which {dtype} cannot hold exactly")
+    return values.to(dtype)
+
+
+def _blocks(slice_: Array, one: Placed) -> Iterator[tuple[Array, Shape, int]]:
+    """Rows of a slice, some at a time: their bits, shape, and where they begin in memory."""
+    if not one.shape:
+        yield np.ascontiguousarray(slice_).reshape(-1), (), one.offset
+        return
+    rows = max(1, FRAME // max(1, math.prod(one.shape[1:])))
+    for first in range(0, one.shape[0], rows):
+        part = slice_[first : first + rows]
+        yield np.ascontiguousarray(part), part.shape, one.offset + first * one.stride[0]
+
+
+def _spots(where: torch.Tensor, shape: Shape, stride: Shape, offset: int) -> torch.Tensor:
+    """Of elements of a block, by their number in it, where they are in memory."""
+    if stride == tuple(torch.empty(shape, device="meta").stride()):
+        return where + offset
+    spots = torch.full_like(where, offset)
+    for coordinate, step in zip(torch.unravel_index(where, shape), stride, strict=True):
+        spots += coordinate * step
+    return spots
+
+
+def _slice(copy: Copy, one: Placed) -> Array:
+    index: Any = tuple(slice(start, stop) for start, stop in one.box)
+    found: Array = np.ascontiguousarray(copy.arrays[one.tensor][index])
+    return found
+
+
+def _flat(parameter: torch.Tensor) -> torch.Tensor:
+    """All the memory that a parameter is in."""
+    elements = parameter.untyped_storage().nbytes() // parameter.element_size()
+    return parameter.as_strided((elements,), (1,), 0)
+
+
+def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(SIGNED[tensor.element_size()])

@@ -1,0 +1,120 @@
+"""New weights in running engines: exactly those, at once on all ranks, while requests go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rose import models
+from rose.transfer import Publisher
+from rose.transfer.copy import TransferError
+from rose.transfer.manifest import digest
+from rose.transfer.store.files import FileStore
+from rose.transfer.store.server import Server
+from rose.transfer.vllm.client import EngineClient, Updated
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "packed"),
+    [
+        ("tied", 1, "plain"),
+        ("untied", 1, "plain"),
+        ("tied", 1, "packed"),
+        ("untied", 1, "packed"),
+        ("tied", 2, "plain"),
+        ("untied", 2, "plain"),
+    ],
+)
+def test_an_updated_engine_answers_like_a_fresh_one(
+    tmp_path: Path, kind: str, ranks: int, packed: str
+) -> None:
+    script = Path(__file__).with_name("updated.py")
+    words = [sys.executable, str(script), str(tmp_path), kind, str(ranks), packed]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["after"] == result["fresh"]
+    assert result["after"] != result["before"]
+    newest = load_file(tmp_path / "newest" / "model.safetensors")
+    check_digests(result["digests"], newest)
+
+
+def check_digests(ranks: list[Any], weights: dict[str, torch.Tensor]) -> None:
+    """Every slice that a rank holds is that of the weights, bit for bit; together they hold all."""
+    held = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in weights.items()}
+    for rank in ranks:
+        for name, box, found in rank:
+            index = tuple(slice(*ends) for ends in box)
+            part = weights[name][index].bfloat16().contiguous().view(torch.int16)
+            assert digest(part.numpy()).hex() == found, f"{name} {box}"
+            held[name][index] = True
+    missing = [name for name, there in held.items() if not there.all() and name != "lm_head.weight"]
+    assert not missing
+
+
+# ---- over HTTP, into the rollout engine of a node
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Any:
+    """A job with the rollout engine's own weights as version 0."""
+    weights = load_file(next(models.resolve("tiny-b").glob("*.safetensors")))
+    files = FileStore(tmp_path / "store", "job")
+    publisher = Publisher(files, wire="float32")
+    publisher.publish(weights)
+    server = Server(lambda job: files)
+    yield publisher, weights, f"tcp://127.0.0.1:{server.address[1]}"
+    server.close()
+
+
+def drive(url: str, act: Any) -> Any:
+    async def go() -> Any:
+        async with aiohttp.ClientSession() as session:
+            return await act(EngineClient(session, url))
+
+    return asyncio.run(go())
+
+
+def test_rollouts_go_on_through_an_update(
+    active_node: Any, start_rollouts: Any, complete: Any, trainer: Any, tmp_path: Path
+) -> None:
+    node, (publisher, weights, store) = active_node, trainer
+    url = node.rollout_url
+    (before,) = complete(url, "tiny-b", [[9, 8, 7, 6]], 24)
+    drive(url, lambda engine: engine.init(store, "job", str(tmp_path / "copy")))
+    changed = {name: value + 0.05 * torch.randn(value.shape) for name, value in weights.items()}
+    publisher.publish(changed)
+    going = start_rollouts(url, in_flight=4, trajectories=8, turns=1)
+    try:
+        updated: Updated = drive(url, lambda engine: engine.update(1))
+        assert updated.version == 1
+        assert drive(url, lambda engine: engine.version()) == "1"
+        (after,) = complete(url, "tiny-b", [[9, 8, 7, 6]], 24)
+        assert after.tokens != before.tokens
+    finally:
+        going.abandon()
+        publisher.publish(weights)
+        drive(url, lambda engine: engine.update(2))
+    (again,) = complete(url, "tiny-b", [[9, 8, 7, 6]], 24)
+    assert again.tokens == before.tokens
+
+
+def test_a_version_that_never_comes_changes_nothing(
+    active_node: Any, complete: Any, trainer: Any, tmp_path: Path
+) -> None:
+    url = active_node.rollout_url
+    drive(url, lambda engine: engine.init(trainer[2], "job", str(tmp_path / "copy")))
+    with pytest.raises(TransferError, match="version 7 is not staged: it did not come"):
+        drive(url, lambda engine: engine.update(7, wait_s=2.0))
+    drive(url, lambda engine: engine.update(0))
+    (answer,) = complete(url, "tiny-b", [[9, 8, 7, 6]], 8)
+    assert len(answer.tokens) == 8

@@ -1,0 +1,123 @@
+"""A vLLM engine that is brought to another version, and a fresh one that starts from it.
+
+Run as a script by `test_weights`: prints what both answer, as JSON. `RANKS` workers; `packed` has
+the layers keep packed copies of their weights, as vLLM does on CPUs with other instructions.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+import torch
+from safetensors.torch import load_file, save_file
+from vllm import LLM, SamplingParams
+
+from rose.models import make_tiny
+from rose.transfer import Publisher
+from rose.transfer.store.files import FileStore
+
+PROMPTS = [[5, 6, 7, 8], list(range(20, 60)), list(range(200, 100, -3))]
+
+
+def engine(model: Path, ranks: int) -> LLM:
+    return LLM(
+        model=str(model),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=8 << 20,
+        tensor_parallel_size=ranks,
+        disable_log_stats=True,
+        enable_prefix_caching=False,
+        weight_transfer_config={"backend": "rose"},
+        worker_extension_cls="rose.transfer.vllm.worker.Weights",
+    )
+
+
+def answers(llm: LLM) -> Any:
+    """Tokens and log-probs of prompt and answer, exactly."""
+    wanted = SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, logprobs=4, prompt_logprobs=0
+    )
+    outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], wanted, use_tqdm=False)
+    return [
+        [
+            list(one.outputs[0].token_ids),
+            [
+                sorted((token, lp.logprob) for token, lp in step.items())
+                for step in [*(one.prompt_logprobs or [])[1:], *one.outputs[0].logprobs]
+            ],
+        ]
+        for one in outputs
+    ]
+
+
+def update(llm: LLM, version: int) -> None:
+    while not all(
+        version in (rank["staged"], rank["version"])
+        for rank in llm.collective_rpc("rose_weights", args=(version,))
+    ):
+        time.sleep(0.05)
+    llm.collective_rpc("start_weight_update")
+    llm.collective_rpc("update_weights", args=({"version": version},))
+    llm.collective_rpc("finish_weight_update")
+
+
+def packing() -> None:
+    """vLLM's CPU layers as on machines with oneDNN: the weight is packed and then gone."""
+    from vllm.model_executor.layers import utils
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        packed = layer.weight.detach().t().contiguous()
+        layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, packed.t(), bias)
+        if remove_weight:
+            layer.weight = torch.nn.Parameter(packed.new_empty(0), requires_grad=False)
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch
+
+
+def main(folder: Path, kind: str, ranks: int, packed: bool) -> Any:
+    if packed:
+        packing()
+    base = make_tiny(folder / "base", hidden=128, kv_heads=2, tied=kind == "tied", seed=11)
+    weights = load_file(base / "model.safetensors")
+    weights = {name: value.bfloat16().float() for name, value in weights.items()}
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    publisher = Publisher(FileStore(folder / "store", "job"))
+    publisher.publish(weights)
+    torch.manual_seed(3)
+    for version in (1, 2):
+        for value in weights.values():
+            mask = torch.rand(value.shape) < 0.02
+            value[mask] = (value[mask] + 0.3).bfloat16().float()
+        publisher.publish(weights, version)
+    newest = make_tiny(folder / "newest", hidden=128, kv_heads=2, tied=kind == "tied", seed=11)
+    save_file(weights, newest / "model.safetensors", {"format": "pt"})
+
+    old = engine(base, ranks)
+    before = answers(old)
+    store = {"store": f"file://{folder}/store", "job": "job", "folder": str(folder / "copy")}
+    old.collective_rpc("init_weight_transfer_engine", args=(store,))
+    update(old, 2)
+    after = answers(old)
+    digests = old.collective_rpc("rose_digests")
+    del old
+    fresh = answers(engine(newest, ranks))
+    return {"before": before, "after": after, "fresh": fresh, "digests": digests}
+
+
+if __name__ == "__main__":
+    folder, kind, ranks, packed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    result = main(folder, kind, ranks, packed == "packed")
+    (folder / "result.json").write_text(json.dumps(result))
