@@ -12,9 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from rose import models
+from rose.models import make_tiny
 from rose.transfer import Publisher
 from rose.transfer.copy import TransferError
 from rose.transfer.manifest import digest
@@ -37,15 +38,40 @@ from rose.transfer.vllm.client import EngineClient, Updated
 def test_an_updated_engine_answers_like_a_fresh_one(
     tmp_path: Path, kind: str, ranks: int, packed: str
 ) -> None:
+    newest = publish_two_versions(tmp_path, tied=kind == "tied")
+    both = [run_engine(tmp_path, model, ranks, packed) for model in ("base", "newest")]
+    for engine in both:
+        _, said = engine.communicate(timeout=300)
+        assert engine.returncode == 0, said[-3000:]
+    base, fresh = (json.loads((tmp_path / f"{m}.json").read_text()) for m in ("base", "newest"))
+    assert base["after"] == fresh["before"]
+    assert base["after"] != base["before"]
+    check_digests(base["digests"], newest)
+
+
+def publish_two_versions(folder: Path, *, tied: bool) -> dict[str, torch.Tensor]:
+    """Of a tiny model in `base`; the newest is also a checkpoint of its own."""
+    models_ = [make_tiny(folder / name, tied=tied, seed=11) for name in ("base", "newest")]
+    files = [model / "model.safetensors" for model in models_]
+    weights = {name: value.bfloat16().float() for name, value in load_file(files[0]).items()}
+    publisher = Publisher(FileStore(folder / "store", "job"))
+    torch.manual_seed(3)
+    for version in range(3):
+        publisher.publish(weights, version)
+        if version == 0:
+            save_file(weights, files[0], {"format": "pt"})
+        if version < 2:
+            for value in weights.values():
+                mask = torch.rand(value.shape) < 0.02
+                value[mask] = (value[mask] + 0.3).bfloat16().float()
+    save_file(weights, files[1], {"format": "pt"})
+    return weights
+
+
+def run_engine(folder: Path, model: str, ranks: int, packed: str) -> subprocess.Popen[str]:
     script = Path(__file__).with_name("updated.py")
-    words = [sys.executable, str(script), str(tmp_path), kind, str(ranks), packed]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["after"] == result["fresh"]
-    assert result["after"] != result["before"]
-    newest = load_file(tmp_path / "newest" / "model.safetensors")
-    check_digests(result["digests"], newest)
+    words = [sys.executable, str(script), str(folder), model, str(ranks), packed]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def check_digests(ranks: list[Any], weights: dict[str, torch.Tensor]) -> None:

@@ -1,7 +1,7 @@
-"""A vLLM engine that is brought to another version, and a fresh one that starts from it.
+"""A vLLM engine that is brought to another version, or a fresh one that starts from it.
 
-Run as a script by `test_weights`: prints what both answer, as JSON. `RANKS` workers; `packed` has
-the layers keep packed copies of their weights, as vLLM does on CPUs with other instructions.
+Run as a script by `test_weights`: writes what it answers to `MODEL.json`. `packed` has the layers
+keep packed copies of their weights, as vLLM does on CPUs with other instructions.
 """
 
 import json
@@ -19,12 +19,7 @@ os.environ |= {
 }
 
 import torch
-from safetensors.torch import load_file, save_file
 from vllm import LLM, SamplingParams
-
-from rose.models import make_tiny
-from rose.transfer import Publisher
-from rose.transfer.store.files import FileStore
 
 PROMPTS = [[5, 6, 7, 8], list(range(20, 60)), list(range(200, 100, -3))]
 
@@ -87,37 +82,20 @@ def packing() -> None:
     utils.dispatch_cpu_unquantized_gemm = dispatch
 
 
-def main(folder: Path, kind: str, ranks: int, packed: bool) -> Any:
-    if packed:
-        packing()
-    base = make_tiny(folder / "base", hidden=128, kv_heads=2, tied=kind == "tied", seed=11)
-    weights = load_file(base / "model.safetensors")
-    weights = {name: value.bfloat16().float() for name, value in weights.items()}
-    save_file(weights, base / "model.safetensors", {"format": "pt"})
-    publisher = Publisher(FileStore(folder / "store", "job"))
-    publisher.publish(weights)
-    torch.manual_seed(3)
-    for version in (1, 2):
-        for value in weights.values():
-            mask = torch.rand(value.shape) < 0.02
-            value[mask] = (value[mask] + 0.3).bfloat16().float()
-        publisher.publish(weights, version)
-    newest = make_tiny(folder / "newest", hidden=128, kv_heads=2, tied=kind == "tied", seed=11)
-    save_file(weights, newest / "model.safetensors", {"format": "pt"})
-
-    old = engine(base, ranks)
-    before = answers(old)
-    store = {"store": f"file://{folder}/store", "job": "job", "folder": str(folder / "copy")}
-    old.collective_rpc("init_weight_transfer_engine", args=(store,))
-    update(old, 2)
-    after = answers(old)
-    digests = old.collective_rpc("rose_digests")
-    del old
-    fresh = answers(engine(newest, ranks))
-    return {"before": before, "after": after, "fresh": fresh, "digests": digests}
+def main(folder: Path, model: str, ranks: int) -> Any:
+    """With `base`: its answers, then those after an update; with another model: its answers."""
+    llm = engine(folder / model, ranks)
+    answered = {"before": answers(llm)}
+    if model == "base":
+        store = {"store": f"file://{folder}/store", "job": "job", "folder": str(folder / "copy")}
+        llm.collective_rpc("init_weight_transfer_engine", args=(store,))
+        update(llm, 2)
+        answered |= {"after": answers(llm), "digests": llm.collective_rpc("rose_digests")}
+    return answered
 
 
 if __name__ == "__main__":
-    folder, kind, ranks, packed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    result = main(folder, kind, ranks, packed == "packed")
-    (folder / "result.json").write_text(json.dumps(result))
+    where, model, ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    if sys.argv[4] == "packed":
+        packing()
+    (where / f"{model}.json").write_text(json.dumps(main(where, model, ranks)))

@@ -1,10 +1,12 @@
-"""`--worker-extension-cls rose.transfer.vllm.worker.Weights`: questions to all ranks at once."""
+"""`--worker-extension-cls rose.transfer.vllm.worker.Weights`: questions to all ranks at once.
+
+vLLM imports this before its CPU workers look through all modules for kernels, and that search fails
+over llvmlite's: so nothing here may import numba.
+"""
 
 from __future__ import annotations
 
 from typing import Any
-
-from rose.transfer.vllm.engine import RoseEngine
 
 
 class Weights:
@@ -14,15 +16,17 @@ class Weights:
 
     def rose_weights(self, wanted: int | None = None) -> dict[str, Any]:
         """Which version the model is, which is staged, what went wrong; `wanted`: look for it."""
-        return _engine(self).following.status(wanted)
+        status: dict[str, Any] = _engine(self).following.status(wanted)
+        return status
 
     def rose_digests(self) -> list[Any]:
         """Checksums of all slices in the live model."""
-        return _engine(self).digests()
+        digests: list[Any] = _engine(self).digests()
+        return digests
 
 
-def _engine(worker: Weights) -> RoseEngine:
+def _engine(worker: Weights) -> Any:
     engine = worker.weight_transfer_engine
-    if not isinstance(engine, RoseEngine):
+    if not hasattr(engine, "following"):
         raise RuntimeError('the engine was not started with weight transfer backend "rose"')
     return engine
