@@ -30,7 +30,6 @@ from rose.transfer.vllm.client import EngineClient, Updated
         ("tied", 1, "plain"),
         ("untied", 1, "plain"),
         ("tied", 1, "packed"),
-        ("untied", 1, "packed"),
         ("tied", 2, "plain"),
         ("untied", 2, "plain"),
     ],

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from rose.transfer import publisher as publishing
 from rose.transfer.copy import TransferError
+from rose.transfer.delta import FRAME
 from rose.transfer.layout import Shard, part
 from rose.transfer.manifest import Step
 from rose.transfer.publisher import Publisher
@@ -23,6 +25,8 @@ from rose.transfer.store.base import StoreError
 from rose.transfer.store.files import FileStore
 from rose.transfer.subscriber import Subscriber
 
+FRAMES_AHEAD = publishing.AHEAD * 2 * FRAME * 4
+"""Bytes of bf16 frames being compared by one thread: new elements, and what they are coded into."""
 SHAPES = {"embed": (70, 33), "norm": (33,), "scale": (), "up": (40, 33), "steps": (3,)}
 
 
@@ -323,6 +327,23 @@ def test_names_of_jobs_stay_inside_the_folder(tmp_path: Path) -> None:
     for bad in ("..", "../x", "a/b", "", ".hidden", "x" * 65):
         with pytest.raises(ValueError, match="job"):
             FileStore(tmp_path, bad)
+
+
+def test_publishing_needs_no_second_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the snapshot at most three buckets, also when everything changes."""
+    monkeypatch.setattr(publishing, "BUCKET", 8 << 20)
+    value = torch.zeros(32 << 20, dtype=torch.bfloat16)
+    publisher = Publisher(FileStore(tmp_path, "job"), threads=1, compress=False)
+    publisher.publish({"w": value})
+    value.view(torch.int16).add_(1)
+    tracemalloc.start()
+    try:
+        report = publisher.publish({"w": value})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert report.stored > 64 << 20
+    assert peak < 3 * (8 << 20) + FRAMES_AHEAD
 
 
 # ---- lossy

@@ -61,7 +61,11 @@ def command(config: NodeConfig, role: str, port: int, options: Mapping[str, Any]
             "--enforce-eager",
         ]
     if role == "rollout":
-        words += ["--no-async-scheduling", "--max-num-batched-tokens", "512", "--enable-scale-out"]
+        words += [
+            *("--no-async-scheduling", "--max-num-batched-tokens", "512", "--enable-scale-out"),
+            *("--weight-transfer-config", json.dumps({"backend": "rose"})),
+            *("--worker-extension-cls", "rose.transfer.vllm.worker.Weights"),
+        ]
     return [*words, *engine.args]
 
 

@@ -169,7 +169,7 @@ def _diff(
                 for i in range(at, end):
                     mask |= np.uint64(old[i] != new[i]) << np.uint64(i - at)
             while mask:
-                i = at + np.int64(trailing_zeros(mask))
+                i = at + int(trailing_zeros(mask))
                 mask &= mask - np.uint64(1)
                 skipped = i - last - 1
                 while skipped >= ESCAPE:
@@ -254,7 +254,7 @@ def _places(weights: Bits, kinds: Bits, counts: Bits, gaps: Bits, values: int, p
 def _put(weights: Bits, kinds: Bits, counts: Bits, values: Bits, places: Bits) -> None:
     value = place = 0
     for chunk in range(kinds.size):
-        count = np.int64(counts[chunk])
+        count = int(counts[chunk])
         mine = values[value : value + count]
         value += count
         if kinds[chunk] == 2:

@@ -89,8 +89,8 @@ class Live:
         inner = tuple(stop - start for start, stop in piece.box)
         numbers = places(changes).astype(np.int64) + index * FRAME
         values = torch.from_numpy(changes.values.view(f"i{changes.values.itemsize}")).view(wire)
-        where = np.unravel_index(numbers, inner) if inner else ()
-        where = [at + start for at, (start, _) in zip(where, piece.box, strict=True)]
+        within = np.unravel_index(numbers, inner) if inner else ()
+        where = [at + start for at, (start, _) in zip(within, piece.box, strict=True)]
         for one in self._by_tensor.get(piece.tensor, ()):
             parameter = self._parameter(one.parameter)
             if not parameter.numel():
