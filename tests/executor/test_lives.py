@@ -82,3 +82,14 @@ def test_the_rate_follows_arrivals_and_their_absence() -> None:
     for k in range(20):
         arrivals.add(200.0 + k / 10)
     assert arrivals.rate(202.0) == pytest.approx(10.0, rel=0.1)
+
+
+def test_the_rate_follows_a_burst_after_a_few_arrivals() -> None:
+    arrivals = Arrivals()
+    for second in range(0, 100, 2):
+        arrivals.add(second)
+    assert arrivals.rate(99.0) == pytest.approx(0.5, rel=0.3)
+    for k in range(5):
+        arrivals.add(100 + k / 4)
+    assert arrivals.rate(101.0) == pytest.approx(4.0)
+    assert arrivals.rate(120.0) < 0.7

@@ -47,7 +47,7 @@ MODES = {
         Mode("share_all", rule="share_all"),
         Mode("static_split", rule="static_split"),
         Mode("rose", preemption=True),
-        Mode("rose_gate", error_budget=0.01),
+        Mode("rose_gate", error_budget=0.005),
         Mode("rose_strict"),
         Mode("idle_gate", rule="idle_gate"),
         Mode("paper_slack", rule="paper_slack"),

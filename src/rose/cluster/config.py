@@ -56,7 +56,7 @@ class ServingConfig(EngineConfig):
     tpot_ms: float = Field(gt=0)
     credit_ms: float = Field(2000.0, ge=0)
     slo_margin: float = Field(0.1, ge=0, lt=1)
-    error_budget: float = Field(0.01, ge=0, lt=1)
+    error_budget: float = Field(0.005, ge=0, lt=1)
     """Share of requests that lending may make late where the device cannot preempt rollouts."""
     attach: str | None = None
     """URL of a serving engine that runs with rose's options already: watched, never started."""

@@ -19,8 +19,9 @@ from rose.executor.slo import Slo
 PROMPTS_REMEMBERED = 512
 FIRST_PROMPT = 256
 """Length assumed of new prompts before any has been seen."""
-RATE_OVER = 16
-"""Arrivals over which their rate is measured: it follows a burst within a burst's length."""
+RATE_OVER = (4, 16)
+"""Arrivals over which their rate is measured, the fastest counts: the last few tell that a burst
+has begun, which the longer run would believe when it is over."""
 
 
 class Deadlines(NamedTuple):
@@ -132,7 +133,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.count = 0
-        self._recent: deque[float] = deque(maxlen=RATE_OVER)
+        self._recent: deque[float] = deque(maxlen=max(RATE_OVER) + 1)
 
     def add(self, at: float) -> None:
         self.count += 1
@@ -142,4 +143,8 @@ class Arrivals:
         """Per second; with few arrivals seen, an overestimate rather than an underestimate."""
         if not self._recent:
             return 0.0
-        return len(self._recent) / max(now - self._recent[0], 1e-3)
+        since = max(1, len(self._recent) - 1)
+        return max(
+            count / max(now - self._recent[-min(count + 1, len(self._recent))], 1e-3)
+            for count in {min(over, since) for over in RATE_OVER}
+        )
