@@ -13,6 +13,7 @@ import typer
 
 from rose.bench.bench_cli import app as bench_app
 from rose.bench.load_cli import load
+from rose.transfer.cli import relay, weights_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 page_app = typer.Typer(no_args_is_help=True, help="Look at a device's control page.")
@@ -20,7 +21,9 @@ models_app = typer.Typer(no_args_is_help=True, help="Models that work offline.")
 app.add_typer(page_app, name="page")
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
+app.add_typer(weights_app, name="weights")
 app.command()(load)
+app.command()(relay)
 
 
 def _fail(message: object) -> NoReturn:

@@ -495,13 +495,15 @@ def agree(host: Subscriber, trainer: Trainer) -> None:
 def test_a_relay_serves_is_killed_and_goes_on(
     trainer: Trainer, tmp_path: Path, start: Any, connect: Any
 ) -> None:
-    trainer.publish(2)
+    trainer.publish()
     common = ("relay", trainer.url, "--job", "job", "--folder", tmp_path / "relay", "--listen")
     relay = start(*common, "127.0.0.1:0")
     assert relay.said.startswith(f"serving job of {trainer.url} on tcp://127.0.0.1:")
     host = Subscriber(connect(relay.url), tmp_path / "host")
     agree(host, trainer)
     relay.wait_for("version 0 arrived")
+    trainer.publish()
+    agree(host, trainer)
     relay.wait_for("version 1 arrived")
     with pytest.raises(StoreError, match="job other is not passed on"):
         connect(relay.url, "other").steps()

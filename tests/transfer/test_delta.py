@@ -81,7 +81,7 @@ def test_merged_changes_do_what_both_do(width: int) -> None:
             old, middle = pair(width, CHUNK + 77, density, seed)
             same_as_now, then = pair(width, CHUNK + 77, other, seed + 100)
             new = np.where(same_as_now == then, middle, then)
-            merged = merge(diff(old, middle), diff(middle, new))
+            merged = merge([diff(old, middle), diff(middle, new)])
             check(merged, old.size, old.dtype)
             copy = old.copy()
             patch(copy, merged)

@@ -151,6 +151,37 @@ def test_a_relay_serves_from_its_disk_when_the_trainer_is_gone(clusters: Cluster
     clusters.agree(clusters.host(relay, "second"))
 
 
+def test_a_relay_whose_upstream_is_gone_answers_before_subscribers_give_up(
+    clusters: Clusters,
+) -> None:
+    clusters.publish()
+    relay = Relay(clusters.client(clusters.server, patience_s=60.0), clusters.folder / "relay")
+    near = clusters.serve(relay)
+    clusters.agree(clusters.host(clusters.client(near, patience_s=10.0), "first"))
+    until_whole(relay)
+    clusters.server.close()
+    clusters.agree(clusters.host(clusters.client(near, patience_s=10.0), "second"))
+
+
+def until_whole(relay: Relay) -> None:
+    deadline = time.monotonic() + 20.0
+    while relay._arriving:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_steps_that_arrive_at_once_are_all_sealed(clusters: Clusters) -> None:
+    """Their threads meet at the claim of the folder."""
+    for _ in range(5):
+        clusters.publish()
+    for attempt in range(5):
+        relay = Relay(clusters.client(clusters.server), clusters.folder / f"relay-{attempt}")
+        for step in clusters.files.steps():
+            relay._fetch(step)
+        until_whole(relay)
+        assert relay._local.steps() == clusters.files.steps()
+
+
 def test_a_relay_that_was_killed_goes_on_from_its_disk(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,10 +248,7 @@ def test_a_relay_keeps_to_its_allowance(
 
     monkeypatch.setattr(relay._local, "seal", in_order)
     clusters.agree(clusters.host(relay))
-    deadline = time.monotonic() + 20.0
-    while relay._arriving:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until_whole(relay)
     assert list(relay._local.steps()) == [Step(0, 1)]
 
 

@@ -12,11 +12,6 @@ from rich.console import Console
 app = typer.Typer(no_args_is_help=True, help="Measure, side by side in one run.")
 
 
-@app.callback()
-def benches() -> None:
-    """Keep `rose bench NAME` a sub-command while there is only one bench."""
-
-
 @app.command()
 def executor(
     quick: Annotated[bool, typer.Option(help="One scenario, few requests; says so.")] = False,
@@ -81,4 +76,47 @@ def executor(
     report.table(result, console)
     if quick:
         console.print("--quick: few requests per mode, so every P99 is rough")
+    console.print(f"written: {target}")
+
+
+@app.command()
+def transfer(
+    quick: Annotated[bool, typer.Option(help="One density, one repeat; says so.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    model: Annotated[str, typer.Option(help="Model of trainer and engine.")] = "smollm2",
+    device: Annotated[str, typer.Option(help="cpu:N or cpu:N-M")] = "cpu:0",
+    repeats: Annotated[int, typer.Option(min=1, help="Versions of each kind and link.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for the result and logs.")] = Path("bench-out"),
+) -> None:
+    """Dense, COO, XOR + zstd and rose; real RL updates; versions into a running engine."""
+    from rose.bench import report
+    from rose.bench import transfer as bench
+    from rose.cluster.config import ConfigError
+
+    console = Console()
+    began = time.monotonic()
+    target = json_file or out / "transfer.json"
+    result: dict[str, Any] = {}
+
+    def say(line: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}", highlight=False)
+
+    def keep(so_far: dict[str, Any]) -> None:
+        result.update(so_far)
+        report.write(so_far, target)
+
+    settings = bench.Settings(model=model, device=device, repeats=repeats, quick=quick, out=out)
+    try:
+        bench.main(settings, say, keep)
+    except (ConfigError, ValueError) as error:
+        typer.echo(f"rose: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        kept = f"; finished parts are in {target}" if result else ""
+        typer.echo(f"rose: stopped{kept}", err=True)
+        raise typer.Exit(130) from None
+    report.transfer_table(result, console)
+    report.table(result, console)
+    if quick:
+        console.print("--quick: one repeat of everything, so all ratios are rough")
     console.print(f"written: {target}")

@@ -157,7 +157,7 @@ async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, dict[str, l
 def _result(settings: Settings, service: float, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "bench": "executor",
-        "machine": _machine(),
+        "machine": machine(),
         "settings": {
             **{k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()},
             "service_seconds": service,
@@ -312,7 +312,7 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
     return ratios
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     return {
         "cpu": platform.processor() or platform.machine(),
         "cores": psutil.cpu_count(),

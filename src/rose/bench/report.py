@@ -22,15 +22,25 @@ GOALS: dict[str, tuple[str, float, float]] = {
     "dormant_cpu_percent": ("<=", 1.0, 1.0),
     "dormant_kv_bytes": ("<=", 0.0, 0.0),
     "scheduler_overhead_us": ("<=", 50.0, 50.0),
+    "wire_percent_at_1pct": ("<=", 1.3, 2.1),
+    "encode_vs_memcpy": (">=", 0.6, 0.35),
+    "apply_vs_memcpy": (">=", 3.0, 1.5),
+    "sync_speedup_vs_dense": (">=", 40.0, 15.0),
+    "pause_ms": ("<=", 50.0, 250.0),
+    "bit_exact": (">=", 1.0, 1.0),
+    "wan_copies_per_cluster": ("<=", 1.0, 1.0),
+    "throughput_while_fetching": (">=", 1.0, 0.95),
 }
 """Direction, goal and bar of each ratio that has one."""
 
 
 def table(result: dict[str, Any], console: Console) -> None:
+    title = "ratios"
     for name, part in result["modes"].items():
-        if "modes" in part:
+        if isinstance(part, dict) and "modes" in part:
+            title = "ratios (worst scenario)"
             _scenario(name, part, console)
-    shown = Table(title="ratios (worst scenario)", title_justify="left")
+    shown = Table(title=title, title_justify="left")
     for column in ("key", "value", "goal / bar", ""):
         shown.add_column(column, justify="left" if column == "key" else "right")
     for key, value in result["ratios"].items():
@@ -84,6 +94,48 @@ def _scenario(name: str, part: dict[str, Any], console: Console) -> None:
 
 def _pair(found: dict[str, Any] | None) -> str:
     return f"{found['p50'] * 1e3:.0f} / {found['p99'] * 1e3:.0f}" if found else "-"
+
+
+def transfer_table(result: dict[str, Any], console: Console) -> None:
+    parts = result["modes"]
+    shown = _plain("codecs, one thread, ratios to a memcpy of the dense bytes",
+                   "changed", "codec", "wire %", "encode", "apply")  # fmt: skip
+    for density, part in parts["codecs"].items():
+        for name, row in part["codecs"].items():
+            shown.add_row(
+                f"{float(density):.1%}",
+                name,
+                f"{row['wire_percent']:.2f}",
+                f"{row['encode_vs_memcpy']:.3g}",
+                f"{row['apply_vs_memcpy']:.3g}",
+            )
+    console.print(shown)
+    shown = _plain("real RL updates", "step", "reward", "changed", "rose %", "coo %", "xor+zstd %")
+    for row in parts["updates"]["steps"]:
+        wire = (f"{row['wire_percent'][name]:.3f}" for name in ("rose", "coo", "xor_zstd"))
+        density = f"{row['density']:.3%}"
+        shown.add_row(str(row["step"]), f"{row['reward_mean']:.3f}", density, *wire)
+    console.print(shown)
+    shown = _plain("into a running engine, 1 % changed", "Gb/s", "rose s", "dense s", "times",
+                   "pause ms", "dense pause ms")  # fmt: skip
+    for speed, link in parts["links"].items():
+        rose, dense = link["rose"], link["dense"]
+        shown.add_row(
+            speed,
+            f"{rose['total_s']:.3f}",
+            f"{dense['total_s']:.2f}",
+            f"{link['sync_speedup_vs_dense']:.1f}",
+            f"{rose['pause_ms']:.0f}",
+            f"{dense['pause_ms']:.0f}",
+        )
+    console.print(shown)
+
+
+def _plain(title: str, *columns: str) -> Table:
+    shown = Table(title=title, title_justify="left")
+    for column in columns:
+        shown.add_column(column, justify="right")
+    return shown
 
 
 def write(result: dict[str, Any], path: Path) -> None:

@@ -12,13 +12,13 @@ number of unchanged elements before a changed one; 255 stands for 255 of them an
 
 `diff` and `patch` are the hot loops (numba, without the interpreter's lock, so frames run in
 threads); `diff_plainly` and `patch_plainly` say the same in numpy, for tests. `merge` makes one
-difference of two that follow each other.
+difference of several that follow each other.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -269,23 +269,27 @@ def _put(weights: Bits, kinds: Bits, counts: Bits, values: Bits, places: Bits) -
 # ---- in numpy: what is not hot, and the twins
 
 
-def merge(first: Changes, second: Changes) -> Changes:
-    """What both do one after the other. Both must have passed `check`."""
+def merge(steps: Sequence[Changes]) -> Changes:
+    """What all do one after the other. Raises `FrameError` if one of them does not fit the rest."""
+    elements, dtype = steps[0].elements, steps[0].values.dtype
+    latest, touched = np.empty(elements, dtype), np.zeros(elements, bool)
+    for step in steps:
+        if (step.elements, step.values.dtype) != (elements, dtype):
+            raise FrameError(f"{step.elements} elements of {step.values.dtype} for {elements}")
+        where = places(step)
+        latest[where] = step.values
+        touched[where] = True
     kinds, counts, gaps, values = [], [], [], []
-    for (old, old_values), (new, new_values), size in zip(
-        _chunks(first), _chunks(second), _sizes(first.elements), strict=True
-    ):
-        kept = np.isin(old, new, assume_unique=True, invert=True)
-        where = np.concatenate((old[kept], new))
-        order = np.argsort(where, kind="stable")
-        values.append(np.concatenate((old_values[kept], new_values))[order])
+    for begin in range(0, elements, CHUNK):
+        where = np.flatnonzero(touched[begin : begin + CHUNK])
         counts.append(where.size)
-        if where.size == size:
+        values.append(latest[begin + where])
+        if where.size == min(CHUNK, elements - begin):
             kinds.append(Kind.DENSE)
         else:  # also where dense would be smaller: what did not change is unknown here
             kinds.append(Kind.SPARSE if where.size else Kind.EMPTY)
-            gaps.append(_gaps(where[order]))
-    return _joined(first.elements, first.values.dtype, kinds, counts, gaps, values)
+            gaps.append(_gaps(where))
+    return _joined(elements, dtype, kinds, counts, gaps, values)
 
 
 def diff_plainly(old: Bits, new: Bits) -> Changes:

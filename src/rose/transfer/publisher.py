@@ -25,7 +25,7 @@ import numpy as np
 
 from rose.transfer import frame, lossy
 from rose.transfer.copy import TransferError
-from rose.transfer.delta import FRAME, UNSIGNED, Bits, Changes, check, diff, merge, patch
+from rose.transfer.delta import FRAME, UNSIGNED, Bits, Changes, diff, merge, patch
 from rose.transfer.fetch import fetch
 from rose.transfer.layout import Piece, size
 from rose.transfer.manifest import (
@@ -324,15 +324,14 @@ class Publisher:
         manifests = [self._store.manifests(step)[self._rank] for step in chain]
 
         def code(part_number: int, index: int) -> _Coded:
-            merged, result = None, b""
-            for manifest in manifests:
-                part = manifest.parts[part_number]
-                for one in fetch(self._store, manifest, [(part, [index])]):
-                    changes = frame.unpack(one.data)
-                    check(changes, changes.elements, changes.values.dtype)
-                    merged = changes if merged is None else merge(merged, changes)
-                    result = one.result
-            return NOTHING if merged is None else self._packed(merged, result)
+            found = [
+                one
+                for manifest in manifests
+                for one in fetch(self._store, manifest, [(manifest.parts[part_number], [index])])
+            ]
+            if not found:
+                return NOTHING
+            return self._packed(merge([frame.unpack(one.data) for one in found]), found[-1].result)
 
         newest = manifests[-1]
         sources = (

@@ -27,6 +27,8 @@ PIECE = 1 << 20
 """Bytes fetched at a time: what a subscriber waits for at least."""
 FRESH_S = 0.02
 """The list of steps is asked for no more often than this."""
+ANSWER_S = 2.0
+"""Longest wait for upstream's list; a subscriber must not believe that the relay is gone."""
 WAIT_S = 60.0
 """Longest wait of a subscriber for bytes that are still coming."""
 
@@ -69,20 +71,32 @@ class Relay:
         self._arriving: dict[Step, _Arriving] = {}
         self._known: dict[Step, int] = {}
         self._known_at = 0.0
+        self._asking: threading.Event | None = None
 
     # ---- what subscribers ask
 
     def steps(self) -> dict[Step, int]:
         """Upstream's; without it, those that are here whole."""
         with self._lock:
-            if time.monotonic() - self._known_at > FRESH_S:
-                try:
-                    self._known = self._upstream.steps()
-                except StoreError as error:
-                    log.warning("the relay works from its disk: %s", error)
-                    self._known = self._local.steps()
-                self._known_at = time.monotonic()
-            return dict(self._known)
+            if self._asking is None and time.monotonic() - self._known_at > FRESH_S:
+                self._asking = threading.Event()
+                threading.Thread(
+                    target=self._ask, args=(self._asking,), name="rose-relay", daemon=True
+                ).start()
+            asking, known = self._asking, self._known
+        if asking is not None:
+            known = self._known if asking.wait(ANSWER_S) else {}
+        return dict(known or self._local.steps())
+
+    def _ask(self, answered: threading.Event) -> None:
+        try:
+            known = self._upstream.steps()
+        except StoreError as error:
+            log.warning("the relay works from its disk: %s", error)
+            known = {}
+        with self._lock:
+            self._known, self._known_at, self._asking = known, time.monotonic(), None
+        answered.set()
 
     def manifests(self, step: Step) -> list[Manifest]:
         try:
@@ -127,8 +141,13 @@ class Relay:
         """Whoever asks first starts it; the others join."""
         with self._lock:
             arriving = self._arriving.get(step)
+            if arriving is not None and not arriving.failed:
+                return arriving
+        manifests = self._upstream.manifests(step)
+        with self._lock:
+            arriving = self._arriving.get(step)
             if arriving is None or arriving.failed:
-                arriving = self._arriving[step] = _Arriving(self._upstream.manifests(step))
+                arriving = self._arriving[step] = _Arriving(manifests)
                 threading.Thread(
                     target=self._bring, args=(step, arriving), name="rose-relay", daemon=True
                 ).start()

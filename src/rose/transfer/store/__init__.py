@@ -32,5 +32,9 @@ def open_store(url: str, job: str) -> Store:
         raise ValueError(f"store {url!r} is not file:///folder, tcp://host:port or tls://host:port")
     tls = None
     if parts.scheme == "tls":
-        tls = ssl.create_default_context(cafile=os.environ.get(AUTHORITY))
+        authority = os.environ.get(AUTHORITY)
+        try:
+            tls = ssl.create_default_context(cafile=authority)
+        except OSError as error:
+            raise ValueError(f"store {url!r}: {AUTHORITY}={authority}: {error}") from error
     return TcpStore(address, job, secret=os.environ.get(SECRET, ""), tls=tls)

@@ -10,15 +10,19 @@ the next attempt.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import IO
 
 from rose.transfer import manifest as manifests
 from rose.transfer.manifest import Manifest, ManifestError, Step, check_job
 from rose.transfer.store.base import StoreError
+
+log = logging.getLogger("rose.transfer")
 
 FOLDER = re.compile(r"(\d{10})-from-(\d{10}|nothing)")
 
@@ -29,7 +33,9 @@ class FileStore:
         self._folder = root / job
         self._folder.mkdir(parents=True, exist_ok=True)
         self._claims: dict[int, IO[str]] = {}
+        self._claiming = threading.Lock()
         self._costs: dict[Step, int] = {}
+        self._damaged: set[Path] = set()
 
     def close(self) -> None:
         for claim in self._claims.values():
@@ -122,15 +128,17 @@ class FileStore:
 
     def _claim(self, rank: int) -> None:
         """One publisher per rank; the kernel ends the claim of one that dies."""
-        if rank in self._claims:
-            return
-        claim = (self._folder / f"publisher-{rank}").open("w")
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            claim.close()
-            raise StoreError(f"job {self.job} already has a publisher of rank {rank}") from error
-        self._claims[rank] = claim
+        with self._claiming:
+            if rank in self._claims:
+                return
+            claim = (self._folder / f"publisher-{rank}").open("w")
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                claim.close()
+                said = f"job {self.job} already has a publisher of rank {rank}"
+                raise StoreError(said) from error
+            self._claims[rank] = claim
 
     def _cost(self, step: Step) -> int | None:
         """Its bytes; None when it is not complete. What is sealed does not change any more."""
@@ -148,6 +156,9 @@ class FileStore:
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}") from error
         except ManifestError as error:
+            if path not in self._damaged:
+                log.warning("%s: %s", path, error)
+            self._damaged.add(path)
             raise StoreError(f"{path}: {error}") from error
         if (found.job, found.step, found.rank) != (self.job, step, rank):
             raise StoreError(f"{path} is of version {found.version} of job {found.job}")

@@ -101,7 +101,8 @@ class Server:
         self._writers = Writers()
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._listener = socket.create_server(address)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._listener = socket.create_server(address, family=family)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, name="rose-accept", daemon=True).start()
 

@@ -13,6 +13,7 @@ The same code for any device. On a GPU (not yet run) blocks of the copy are comp
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ import torch
 
 from rose.transfer.copy import Array, Copy, TransferError
 from rose.transfer.delta import FRAME, Changes, places
-from rose.transfer.layout import Box, Piece, Shape
+from rose.transfer.layout import Box, Piece, Shape, size, whole
 from rose.transfer.manifest import Tensor, digest
 from rose.transfer.vllm.placement import Placed, Placement
 from rose.transfer.weights import SIGNED
@@ -61,51 +62,49 @@ class Live:
             for one in placed:
                 self._by_tensor[one.tensor].append(one)
         self._modules = dict(model.named_modules())
-        self._packed: dict[str, bytes] = {}
-        """Digests of the slices that were packed last, by module."""
+        self._rooms: dict[Shape, torch.Tensor] = {}
+        """Where weights are put together before they are packed, by shape."""
+        if any(self._packers()):
+            _keep_freed_memory()
         for name in placement.placed:
             self._check(name)
 
     def stage(self, copy: Copy, version: int, taken: Frames | None) -> Staged:
         """`taken`: all that changed since the version of the parameters; None if not known."""
         staged = Staged(version)
+        compared = set(copy.tensors)
         if taken is not None:
+            compared = {piece.tensor for piece, _, changes in taken if _is_dense(changes)}
             for piece, index, changes in taken:
-                self._stage_frame(piece, index, changes, copy, staged)
-        else:
-            for name, placed in self._placement.placed.items():
-                parameter = self._parameter(name)
-                for one in placed if parameter.numel() else ():
+                if piece.tensor not in compared:
+                    self._stage_frame(piece, index, changes, copy, staged)
+        for tensor in compared:
+            for one in self._by_tensor.get(tensor, ()):
+                if (parameter := self._parameter(one.parameter)).numel():
                     _stage(_flat(parameter), one, copy, staged)
-        for name, module in self._packers():
-            self._stage_packed(name, module, copy, staged)
+        changed = None if taken is None else {piece.tensor for piece, _, _ in taken}
+        self._stage_packed(copy, changed, staged)
         return staged
 
     def _stage_frame(
         self, piece: Piece, index: int, changes: Changes, copy: Copy, staged: Staged
     ) -> None:
+        """What a frame changes, wherever its elements are."""
         tensor = copy.tensors[piece.tensor]
-        wire = getattr(torch, tensor.dtype)
-        inner = tuple(stop - start for start, stop in piece.box)
         numbers = places(changes).astype(np.int64) + index * FRAME
-        values = torch.from_numpy(changes.values.view(f"i{changes.values.itemsize}")).view(wire)
-        within = np.unravel_index(numbers, inner) if inner else ()
-        where = [at + start for at, (start, _) in zip(within, piece.box, strict=True)]
+        values = torch.from_numpy(changes.values.view(f"i{changes.values.itemsize}"))
+        values = values.view(getattr(torch, tensor.dtype))
         for one in self._by_tensor.get(piece.tensor, ()):
-            parameter = self._parameter(one.parameter)
-            if not parameter.numel():
+            if not (parameter := self._parameter(one.parameter)).numel():
                 continue
-            memory = _as_bits(_flat(parameter))
-            here = np.ones(numbers.size, bool)
-            offsets = np.full(numbers.size, one.offset)
-            for at, (start, stop), stride in zip(where, one.box, one.stride, strict=True):
-                here &= (at >= start) & (at < stop)
-                offsets += (at - start) * stride
-            bits = _as_bits(_exactly(values, parameter.dtype, one.tensor).to(parameter.device))
-            mine = torch.from_numpy(np.flatnonzero(here))
-            staged.elements += mine.numel()
-            spots = torch.from_numpy(offsets)[mine].to(parameter.device)
-            staged.writes.append(partial(memory.index_copy_, 0, spots, bits[mine]))
+            here, spots = _mapped(numbers, piece.box, one, tensor.shape)
+            bits = _as_bits(_exactly(values, parameter.dtype, one.tensor))
+            if here is not None:
+                bits, spots = bits[torch.from_numpy(here)], spots[here]
+            memory, device = _as_bits(_flat(parameter)), parameter.device
+            where = torch.from_numpy(spots).to(device)
+            staged.elements += where.numel()
+            staged.writes.append(partial(memory.index_copy_, 0, where, bits.to(device)))
 
     def digests(self, tensors: dict[str, Tensor]) -> list[tuple[str, Box, str]]:
         """Checksums of all slices as the kernels see them, in the dtypes of these tensors."""
@@ -137,29 +136,38 @@ class Live:
     def _source(self, module: str) -> str:
         return self._placement.same[f"{module}.weight"]
 
-    def _stage_packed(self, name: str, module: Any, copy: Copy, staged: Staged) -> None:
-        source = self._source(name)
-        placed = self._placement.placed.get(source, [])
-        now = digest(b"".join(digest(_slice(copy, one)) for one in placed))
-        if not placed or self._packed.get(name) == now:
-            return
+    def _stage_packed(self, copy: Copy, changed: set[str] | None, staged: Staged) -> None:
+        """Pack layers a second time. Tied ones share a kernel."""
+        kernels: dict[str, Any] = {}
+        for name, module in self._packers():
+            source = self._source(name)
+            placed = self._placement.placed.get(source, [])
+            if not placed or (changed is not None and changed.isdisjoint(p.tensor for p in placed)):
+                continue
+            if source not in kernels:
+                kernels[source] = self._pack(module, source, placed, copy)
+                staged.elements += sum(map(size, (one.box for one in placed)))
+            staged.writes.append(partial(setattr, module, "cpu_linear", kernels[source]))
+
+    def _pack(self, module: Any, source: str, placed: list[Placed], copy: Copy) -> Any:
         loaded = self._placement.parameters[source]
-        weight = torch.zeros(loaded.shape, dtype=self._parameter(source).dtype)
-        fill = Staged(staged.version)
+        weight = self._rooms.get(loaded.shape)
+        if weight is None:
+            dtype = self._parameter(source).dtype
+            weight = self._rooms[loaded.shape] = torch.zeros(loaded.shape, dtype=dtype)
+        elif sum(size(one.box) for one in placed) < weight.numel():
+            weight.zero_()
         for one in placed:
-            _stage(_flat(weight), one, copy, fill)
-        fill.apply()
+            wire = getattr(torch, copy.tensors[one.tensor].dtype)
+            bits = _slice(copy, one)
+            new = torch.from_numpy(bits.view(f"i{bits.itemsize}")).view(wire)
+            _exactly(new[:0], weight.dtype, one.tensor)
+            _flat(weight).as_strided(one.shape, one.stride, one.offset).copy_(new)
         second = torch.nn.Module()
         second.weight = torch.nn.Parameter(weight, requires_grad=False)
         second.bias = getattr(module, "bias", None)
         module.quant_method.process_weights_after_loading(second)
-
-        def swap() -> None:
-            module.cpu_linear = second.cpu_linear
-            self._packed[name] = now
-
-        staged.elements += weight.numel()
-        staged.writes.append(swap)
+        return second.cpu_linear
 
     def _unpacked(self, name: str, module: Any) -> torch.Tensor:
         """What a packed kernel multiplies with: its product with the unit matrix is exact."""
@@ -191,6 +199,19 @@ class Live:
             )
 
 
+def _keep_freed_memory() -> None:
+    """Let the C library give freed memory to the next packed layers instead of to the kernel.
+
+    Fresh pages cost several times what packing does. The price is memory for those layers twice,
+    also between versions.
+    """
+    trim_threshold, mmap_max = -1, -4  # malloc.h
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
+
+
 def _stage(flat: torch.Tensor, one: Placed, copy: Copy, staged: Staged) -> None:
     """Note what of a slice is different in the parameter whose memory is `flat`."""
     wire = getattr(torch, copy.tensors[one.tensor].dtype)
@@ -207,6 +228,40 @@ def _stage(flat: torch.Tensor, one: Placed, copy: Copy, staged: Staged) -> None:
             values = bits.reshape(-1)[where]
             spots = _spots(where, shape, one.stride, offset)
             staged.writes.append(partial(memory.index_copy_, 0, spots, values))
+
+
+def _mapped(numbers: Array, box: Box, one: Placed, shape: Shape) -> tuple[Array | None, Array]:
+    """Elements of a box by their numbers: which are in a slice (None: all), and where in memory."""
+    rows, slice_rows = _rows(box, shape), _rows(one.box, shape)
+    if rows is not None and slice_rows is not None and _is_contiguous(one.shape, one.stride):
+        numbers = numbers + (rows[0] - slice_rows[0])
+        inside = rows[0] >= slice_rows[0] and rows[1] <= slice_rows[1]
+        here = None if inside else (numbers >= 0) & (numbers < slice_rows[1] - slice_rows[0])
+        return here, numbers + one.offset
+    extents = tuple(stop - start for start, stop in box)
+    here, spots = np.ones(numbers.size, bool), np.full(numbers.size, one.offset)
+    for at, (first, _), (start, stop), stride in zip(
+        np.unravel_index(numbers, extents), box, one.box, one.stride, strict=True
+    ):
+        here &= (at + first >= start) & (at + first < stop)
+        spots += (at + first - start) * stride
+    return here, spots
+
+
+def _rows(box: Box, shape: Shape) -> tuple[int, int] | None:
+    """The numbers of a box's elements in its tensor, if they are one run."""
+    if box[1:] != whole(shape[1:]):
+        return None
+    row = math.prod(shape[1:])
+    return (box[0][0] * row, box[0][1] * row) if box else (0, 1)
+
+
+def _is_contiguous(shape: Shape, stride: Shape) -> bool:
+    return stride == tuple(torch.empty(shape, device="meta").stride())
+
+
+def _is_dense(changes: Changes) -> bool:
+    return changes.values.size * DENSE > changes.elements
 
 
 def _exactly(values: torch.Tensor, dtype: torch.dtype, tensor: str) -> torch.Tensor:
@@ -228,7 +283,7 @@ def _blocks(slice_: Array, one: Placed) -> Iterator[tuple[Array, Shape, int]]:
 
 def _spots(where: torch.Tensor, shape: Shape, stride: Shape, offset: int) -> torch.Tensor:
     """Of elements of a block, by their number in it, where they are in memory."""
-    if stride == tuple(torch.empty(shape, device="meta").stride()):
+    if _is_contiguous(shape, stride):
         return where + offset
     spots = torch.full_like(where, offset)
     for coordinate, step in zip(torch.unravel_index(where, shape), stride, strict=True):

@@ -1,0 +1,260 @@
+"""From a trainer's `publish` to an engine that generates with the new version.
+
+    trainer's files -- server, held back to the link's speed -- relay -- engine (vLLM, a real node)
+
+All over real sockets. A version of which a given share changed, and one of which everything did
+(what sending dense weights costs, through the same code, uncompressed), take turns on every link.
+Then the same for versions that a real RL loop makes, and while the engine is busy generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import aiohttp
+import torch
+from safetensors.torch import load_file
+
+from rose import models
+from rose.bench import rl_updates, rollouts
+from rose.bench.arrivals import Fixed
+from rose.cluster.node import Node
+from rose.transfer.manifest import digest
+from rose.transfer.publisher import Publisher, Report
+from rose.transfer.relay import Relay
+from rose.transfer.store.files import FileStore
+from rose.transfer.store.server import Pace, Server
+from rose.transfer.store.tcp import TcpStore
+from rose.transfer.subscriber import Subscriber
+from rose.transfer.vllm.client import EngineClient, Updated
+
+Say = Callable[[str], None]
+JOB = "bench"
+UNLIMITED = 1e12
+WAIT_S = 300.0
+HOSTS = 8
+"""Subscribers behind one relay, to count copies over the WAN."""
+BUSY_S = 10.0
+"""Generation is counted this long, with and without updates coming in."""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One version on its way."""
+
+    total_s: float
+    publish_s: float
+    stored: int
+    changed: int
+    updated: Updated
+
+
+class Site:
+    """Trainer, shaped link, relay, and an engine behind it."""
+
+    def __init__(self, folder: Path, model: str, engine: EngineClient) -> None:
+        self.folder = folder
+        self.engine = engine
+        self.values = {
+            name: value.bfloat16()
+            for file in sorted(models.resolve(model).glob("*.safetensors"))
+            for name, value in load_file(file).items()
+        }
+        self.files = FileStore(folder / "trainer", JOB)
+        self.publisher = Publisher(self.files)
+        self.pace = Pace(UNLIMITED)
+        self.far = Server(lambda job: self.files, pace=self.pace)
+        self.upstream = TcpStore(self.far.address, JOB)
+        self.relay = Relay(self.upstream, folder / "relay")
+        self.near = Server(lambda job: self.relay)
+        self._random = torch.Generator().manual_seed(0)
+
+    @property
+    def address(self) -> str:
+        return f"tcp://{self.near.address[0]}:{self.near.address[1]}"
+
+    def close(self) -> None:
+        self.near.close()
+        self.upstream.close()
+        self.far.close()
+
+    def change(self, share: float) -> None:
+        """So many elements, anywhere, by one bf16 step."""
+        for value in self.values.values():
+            bits = value.view(torch.int16)
+            if share < 1:
+                bits ^= (torch.rand(bits.shape, generator=self._random) < share).short()
+            else:
+                bits ^= 1
+
+    async def sync(self, weights: Any) -> Sync:
+        """Publish, and bring the engine there while that still goes on."""
+        version = (self.publisher.version or 0) + 1
+        began = time.monotonic()
+        publishing = asyncio.create_task(asyncio.to_thread(self._publish, weights))
+        updated = await self.engine.update(version, WAIT_S)
+        total_s = time.monotonic() - began
+        report, publish_s = await publishing
+        return Sync(total_s, publish_s, report.stored, report.changed, updated)
+
+    def _publish(self, weights: Any) -> tuple[Report, float]:
+        began = time.monotonic()
+        return self.publisher.publish(weights), time.monotonic() - began
+
+    async def exact(self) -> bool:
+        """Whether every slice in the engine's process has the trainer's bits."""
+        await self.engine.pause()
+        try:
+            ranks = await self.engine.digests()
+        finally:
+            await self.engine.resume()
+        slices = [one for rank in ranks for one in rank]
+        return bool(slices) and all(
+            digest(self.values[name][tuple(slice(*ends) for ends in box)].view(torch.int16)
+                   .contiguous().numpy()).hex() == found
+            for name, box, found in slices
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def site(node: Node, model: str) -> AsyncIterator[Site]:
+    assert node.rollout is not None
+    timeout = aiohttp.ClientTimeout(total=WAIT_S)
+    with TemporaryDirectory(prefix="rose-bench-") as folder:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            made = Site(Path(folder), model, EngineClient(session, node.rollout.url))
+            try:
+                await asyncio.to_thread(made.publisher.publish, made.values, 0)
+                await made.engine.init(made.address, JOB, str(made.folder / "copy"))
+                await made.engine.update(0, WAIT_S)
+                yield made
+            finally:
+                made.close()
+
+
+async def links(
+    here: Site, gbps: tuple[float, ...], share: float, repeats: int, say: Say
+) -> dict[str, Any]:
+    """Sparse and dense by turns, at every speed."""
+    found: dict[str, Any] = {}
+    for speed in gbps:
+        here.pace.bytes_per_s = speed * 1e9 / 8
+        runs: dict[str, list[Sync]] = {"rose": [], "dense": []}
+        for _ in range(repeats):
+            for kind, changed in (("rose", share), ("dense", 1.0)):
+                here.change(changed)
+                here.publisher.compress = kind == "rose"
+                runs[kind].append(await here.sync(here.values))
+        rows = {kind: _row(syncs) for kind, syncs in runs.items()}
+        speedup = rows["dense"]["total_s"] / rows["rose"]["total_s"]
+        found[f"{speed:g}"] = {**rows, "sync_speedup_vs_dense": speedup}
+        say(
+            f"{speed:g} Gb/s, {share:.1%} changed: {rows['rose']['total_s']:.3f} s, dense "
+            f"{rows['dense']['total_s']:.2f} s, {speedup:.1f} times as long; "
+            f"pause {rows['rose']['pause_ms']:.0f} ms"
+        )
+    here.pace.bytes_per_s = UNLIMITED
+    here.publisher.compress = True
+    return found
+
+
+async def real(here: Site, model: str, steps: int, say: Say) -> dict[str, Any]:
+    """Versions of a real RL loop; its first one, as loaded, is not counted."""
+    syncs: list[Sync] = []
+    loop = rl_updates.updates(models.resolve(model), steps, 1, say)
+    while (update := await asyncio.to_thread(next, loop, None)) is not None:
+        done = await here.sync(update.module)
+        if update.step:
+            syncs.append(done)
+            density = done.changed / sum(v.numel() for v in here.values.values())
+            say(f"  {density:.3%} sent, pause {done.updated.pause_s * 1e3:.0f} ms")
+    return _row(syncs)
+
+
+async def wan_copies(here: Site, share: float) -> float:
+    """Bytes that left the trainer's server per byte of the version, with many hosts behind."""
+    stores = [TcpStore(here.near.address, JOB) for _ in range(HOSTS)]
+    hosts = [Subscriber(s, here.folder / f"host-{i}") for i, s in enumerate(stores)]
+    for host in hosts:
+        await asyncio.to_thread(host.update)
+    here.change(share)
+    sent = here.far.sent
+    report = await asyncio.to_thread(here.publisher.publish, here.values)
+    threads = [threading.Thread(target=host.update) for host in hosts]
+    for thread in threads:
+        thread.start()
+    await here.engine.update(report.step.version, WAIT_S)
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    for store in stores:
+        store.close()
+    return (here.far.sent - sent) / report.stored
+
+
+async def throughput(
+    here: Site, url: str, gbps: float, share: float, repeats: int, say: Say
+) -> dict[str, Any]:
+    """Tokens a second of a busy engine, undisturbed and while versions are fetched and staged."""
+    plan = rollouts.RolloutPlan(
+        in_flight=4, turns=1, prompt_tokens=Fixed(16), turn_tokens=Fixed(64), vocab=(100, 20_000)
+    )
+    stop, produced = asyncio.Event(), 0
+
+    def count(_: float, tokens: int) -> None:
+        nonlocal produced
+        produced += tokens
+
+    going = asyncio.create_task(rollouts.drive(url, plan, stop, on_tokens=count))
+    here.pace.bytes_per_s = gbps * 1e9 / 8
+    rates: dict[str, list[float]] = {"alone": [], "fetching": []}
+    try:
+        await asyncio.sleep(BUSY_S / 2)
+        for _ in range(repeats):
+            for kind in rates:
+                coming = asyncio.create_task(_keep_coming(here, share, kind == "fetching"))
+                began, before = time.monotonic(), produced
+                await asyncio.sleep(BUSY_S)
+                rates[kind].append((produced - before) / (time.monotonic() - began))
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+    finally:
+        here.pace.bytes_per_s = UNLIMITED
+        stop.set()
+        await going
+    rate = {kind: median(each) for kind, each in rates.items()}
+    say(f"generation {rate['alone']:.1f} tokens/s, while fetching {rate['fetching']:.1f}")
+    return {**rate, "all": rates, "fetching_vs_alone": rate["fetching"] / rate["alone"]}
+
+
+async def _keep_coming(here: Site, share: float, really: bool) -> None:
+    while really:
+        here.change(share)
+        report = await asyncio.to_thread(here.publisher.publish, here.values)
+        await here.engine.staged(report.step.version, WAIT_S)
+
+
+def _row(syncs: list[Sync]) -> dict[str, Any]:
+    """Medians and the spread."""
+    totals = [one.total_s for one in syncs]
+    pauses = [one.updated.pause_s * 1e3 for one in syncs]
+    return {
+        "total_s": median(totals),
+        "total_s_spread": [min(totals), max(totals)],
+        "publish_s": median(one.publish_s for one in syncs),
+        "staged_s": median(one.updated.staged_s for one in syncs),
+        "stop_ms": median(one.updated.stop_s * 1e3 for one in syncs),
+        "pause_ms": median(pauses),
+        "pause_ms_worst": max(pauses),
+        "stored_bytes": median(one.stored for one in syncs),
+        "changed": median(one.changed for one in syncs),
+        "versions": len(syncs),
+    }
