@@ -103,8 +103,8 @@ def test_a_completion_counts_up_to_its_end() -> None:
     class Words:
         eos_token_id = pad_token_id = 2
 
-        def apply_chat_template(self, *args: object, **settings: object) -> dict[str, torch.Tensor]:
-            return {"input_ids": torch.tensor([[5, 2]])}
+        def encode(self, prompt: str, **settings: object) -> torch.Tensor:
+            return torch.tensor([[5, 2]])
 
         def batch_decode(self, tokens: torch.Tensor, **settings: object) -> list[str]:
             return ["1" * int((row != 2).sum()) for row in tokens]

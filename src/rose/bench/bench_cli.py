@@ -85,7 +85,7 @@ def transfer(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     model: Annotated[str, typer.Option(help="Model of trainer and engine.")] = "smollm2",
     device: Annotated[str, typer.Option(help="cpu:N or cpu:N-M")] = "cpu:0",
-    repeats: Annotated[int, typer.Option(min=1, help="Versions of each kind and link.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Versions of each kind and link.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for the result and logs.")] = Path("bench-out"),
 ) -> None:
     """Dense, COO, XOR + zstd and rose; real RL updates; versions into a running engine."""

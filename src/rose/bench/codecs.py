@@ -155,8 +155,8 @@ def measure(
     codecs["rose"] |= _ratio("apply_vs_memcpy_codec", memcpy, apply["unpacked"])
     for name, row in codecs.items():
         say(
-            f"{density:.1%} changed, {name}: {row['wire_percent']:.2f} % on the wire, memcpy takes "
-            f"{row['encode_vs_memcpy']:.3g} x encode, {row['apply_vs_memcpy']:.3g} x apply"
+            f"{density:.1%} changed, {name}: {row['wire_percent']:.2f} % on the wire, memcpy "
+            f"x {row['encode_vs_memcpy']:.3g} to encode, x {row['apply_vs_memcpy']:.3g} to apply"
         )
     return {
         "density": density,

@@ -34,10 +34,10 @@ SAMPLES = 4
 TOKENS = 24
 """Most tokens of a completion."""
 PROMPTS = (
-    "Count up from {}.",
-    "What is {} times 7?",
-    "Write down some multiples of {}.",
-    "Tell me about the number {}.",
+    "Counting up from {}:",
+    "{} times 7 is",
+    "The first multiples of {} are",
+    "The number {} is",
 )
 """All of them in every step, each time with another number."""
 WIRE = "bfloat16"
@@ -78,11 +78,10 @@ def advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def sample(model: Any, tokenizer: Any, prompt: str) -> Group:
-    asked = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt"
-    )
+    asked = tokenizer.encode(prompt, return_tensors="pt")
     tokens = model.generate(
-        **asked,
+        asked,
+        attention_mask=torch.ones_like(asked),
         do_sample=True,
         temperature=1.0,
         top_k=0,
@@ -91,7 +90,7 @@ def sample(model: Any, tokenizer: Any, prompt: str) -> Group:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    completions = tokens[:, asked["input_ids"].shape[1] :]
+    completions = tokens[:, asked.shape[1] :]
     ends = (completions == tokenizer.eos_token_id).long()
     texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
     rewards = torch.tensor([reward(text) for text in texts])
@@ -122,11 +121,11 @@ def updates(
         prompts = [prompt.format(numbers.randint(2, 99)) for prompt in PROMPTS]
         groups = [sample(model, tokenizer, prompt) for prompt in prompts]
         tokens = sum(int(group.sampled.sum()) for group in groups)
-        optimiser.zero_grad()
         for group in groups:
             (loss(model, group) / tokens).backward()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP))
         optimiser.step()
+        optimiser.zero_grad()
         reward_mean = float(torch.cat([group.rewards for group in groups]).mean())
         say(
             f"step {step} of {steps}: {tokens} tokens, reward {reward_mean:.3f}, "

@@ -40,6 +40,8 @@ from rose.transfer.vllm.client import EngineClient, Updated
 Say = Callable[[str], None]
 JOB = "bench"
 UNLIMITED = 1e12
+SLOW = 0.1e9 / 8
+"""Bytes a second at which a dense version takes longer than a window to come."""
 WAIT_S = 300.0
 HOSTS = 8
 """Subscribers behind one relay, to count copies over the WAN."""
@@ -129,7 +131,8 @@ class Site:
 async def site(node: Node, model: str) -> AsyncIterator[Site]:
     assert node.rollout is not None
     timeout = aiohttp.ClientTimeout(total=WAIT_S)
-    with TemporaryDirectory(prefix="rose-bench-") as folder:
+    # The engine still follows, into a folder that is being removed, until its node stops.
+    with TemporaryDirectory(prefix="rose-bench-", ignore_cleanup_errors=True) as folder:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             made = Site(Path(folder), model, EngineClient(session, node.rollout.url))
             try:
@@ -151,7 +154,7 @@ async def links(
         runs: dict[str, list[Sync]] = {"rose": [], "dense": []}
         for _ in range(repeats):
             for kind, changed in (("rose", share), ("dense", 1.0)):
-                here.change(changed)
+                await asyncio.to_thread(here.change, changed)
                 here.publisher.compress = kind == "rose"
                 runs[kind].append(await here.sync(here.values))
         rows = {kind: _row(syncs) for kind, syncs in runs.items()}
@@ -200,10 +203,9 @@ async def wan_copies(here: Site, share: float) -> float:
     return (here.far.sent - sent) / report.stored
 
 
-async def throughput(
-    here: Site, url: str, gbps: float, share: float, repeats: int, say: Say
-) -> dict[str, Any]:
-    """Tokens a second of a busy engine, undisturbed and while versions are fetched and staged."""
+async def throughput(here: Site, url: str, share: float, repeats: int, say: Say) -> dict[str, Any]:
+    """Tokens a second of a busy engine: undisturbed, while a version is on its way to it all the
+    time (a dense one on the slow link), and with a version brought in once per window."""
     plan = rollouts.RolloutPlan(
         in_flight=4, turns=1, prompt_tokens=Fixed(16), turn_tokens=Fixed(64), vocab=(100, 20_000)
     )
@@ -213,33 +215,44 @@ async def throughput(
         nonlocal produced
         produced += tokens
 
+    async def window() -> float:
+        began, before = time.monotonic(), produced
+        await asyncio.sleep(BUSY_S)
+        return (produced - before) / (time.monotonic() - began)
+
+    rates: dict[str, list[float]] = {"alone": [], "fetching": [], "updated": []}
     going = asyncio.create_task(rollouts.drive(url, plan, stop, on_tokens=count))
-    here.pace.bytes_per_s = gbps * 1e9 / 8
-    rates: dict[str, list[float]] = {"alone": [], "fetching": []}
     try:
         await asyncio.sleep(BUSY_S / 2)
         for _ in range(repeats):
-            for kind in rates:
-                coming = asyncio.create_task(_keep_coming(here, share, kind == "fetching"))
-                began, before = time.monotonic(), produced
-                await asyncio.sleep(BUSY_S)
-                rates[kind].append((produced - before) / (time.monotonic() - began))
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
+            rates["alone"].append(await window())
+            await asyncio.to_thread(here.change, 1.0)
+            here.publisher.compress = False
+            here.pace.bytes_per_s = SLOW
+            slow = asyncio.create_task(here.sync(here.values))
+            await asyncio.sleep(BUSY_S / 5)  # until it is published
+            rates["fetching"].append(await window())
+            here.publisher.compress = True
+            here.pace.bytes_per_s = UNLIMITED
+            await slow
+            await asyncio.to_thread(here.change, share)
+            one = asyncio.create_task(here.sync(here.values))
+            rates["updated"].append(await window())
+            await one
     finally:
-        here.pace.bytes_per_s = UNLIMITED
         stop.set()
         await going
     rate = {kind: median(each) for kind, each in rates.items()}
-    say(f"generation {rate['alone']:.1f} tokens/s, while fetching {rate['fetching']:.1f}")
-    return {**rate, "all": rates, "fetching_vs_alone": rate["fetching"] / rate["alone"]}
-
-
-async def _keep_coming(here: Site, share: float, really: bool) -> None:
-    while really:
-        here.change(share)
-        report = await asyncio.to_thread(here.publisher.publish, here.values)
-        await here.engine.staged(report.step.version, WAIT_S)
+    say(
+        f"generation {rate['alone']:.1f} tokens/s, while fetching {rate['fetching']:.1f}, "
+        f"with a version every {BUSY_S:g} s {rate['updated']:.1f}"
+    )
+    return {
+        **rate,
+        "all": rates,
+        "fetching_vs_alone": rate["fetching"] / rate["alone"],
+        "updated_vs_alone": rate["updated"] / rate["alone"],
+    }
 
 
 def _row(syncs: list[Sync]) -> dict[str, Any]:

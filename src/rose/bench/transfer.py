@@ -26,7 +26,7 @@ class Settings:
     model: str = "smollm2"
     device: str = "cpu:0"
     gbps: tuple[float, ...] = (0.2, 1.0, 10.0)
-    repeats: int = 5
+    repeats: int = 3
     rl_steps: int = 10
     quick: bool = False
     out: Path = Path("bench-out")
@@ -69,7 +69,7 @@ async def _engine(settings: Settings, say: Say, note: Callable[[str, Any], None]
             note("links", await sync.links(here, settings.gbps, SHARE, settings.rounds, say))
             note("bit_exact", await here.exact())
             note("wan_copies", await sync.wan_copies(here, SHARE))
-            busy = await sync.throughput(here, node.rollout.url, 1.0, SHARE, settings.rounds, say)
+            busy = await sync.throughput(here, node.rollout.url, SHARE, settings.rounds, say)
             note("throughput", busy)
             note("real", await sync.real(here, settings.model, 2 if settings.quick else 5, say))
 
@@ -106,6 +106,7 @@ def _ratios(found: dict[str, Any]) -> dict[str, float]:
         ratios["wan_copies_per_cluster"] = found["wan_copies"]
     if "throughput" in found:
         ratios["throughput_while_fetching"] = found["throughput"]["fetching_vs_alone"]
+        ratios["throughput_with_updates"] = found["throughput"]["updated_vs_alone"]
     if "real" in found:
         ratios["pause_ms"] = found["real"]["pause_ms"]
     return ratios

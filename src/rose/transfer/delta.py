@@ -97,6 +97,8 @@ def places(changes: Changes) -> Bits:
     """Where in its frame each value goes."""
     weights = np.broadcast_to(np.zeros(1, changes.values.dtype), changes.elements)
     sparse = _checked(changes, weights)
+    if not (changes.kinds == Kind.DENSE).any():
+        return sparse
     found, used = [np.empty(0, np.uint32)], 0
     for chunk, (kind, count) in enumerate(zip(changes.kinds, changes.counts, strict=True)):
         if kind == Kind.DENSE:

@@ -11,8 +11,9 @@ import aiohttp
 
 from rose.transfer.copy import TransferError
 
-ASK_S = 0.01
-"""Between two looks at whether all ranks have a version staged; a look waits for a step to end."""
+ASK_FIRST_S, ASK_LAST_S = 0.01, 0.25
+"""Between two looks at whether all ranks have a version staged; each takes a moment of the engine,
+so they become rarer."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class EngineClient:
 
     async def staged(self, version: int, wait_s: float) -> None:
         """Until every rank has the version staged, or is that version."""
-        deadline = time.monotonic() + wait_s
+        deadline, pause = time.monotonic() + wait_s, ASK_FIRST_S
         while True:
             ranks = await self.ranks(version)
             if all(version in (rank["staged"], rank["version"]) for rank in ranks):
@@ -82,7 +83,8 @@ class EngineClient:
             if time.monotonic() > deadline:
                 said = next((rank["error"] for rank in ranks if rank["error"]), "it did not come")
                 raise TransferError(f"{self._url}: version {version} is not staged: {said}")
-            await asyncio.sleep(ASK_S)
+            await asyncio.sleep(pause)
+            pause = min(1.1 * pause, ASK_LAST_S)
 
     async def _commit(self, version: int) -> None:
         await self._post("start_weight_update")
@@ -104,7 +106,10 @@ class EngineClient:
         return (await self._post("collective_rpc", {"method": method, "args": args}))["results"]
 
     async def _post(self, route: str, body: dict[str, Any] | None = None) -> Any:
-        async with self._session.post(f"{self._url}/{route}", json=body) as answer:
+        """On a connection of its own: between versions the server would close an idle one, and not
+        every call may be repeated."""
+        headers = {"Connection": "close"}
+        async with self._session.post(f"{self._url}/{route}", json=body, headers=headers) as answer:
             text = await answer.text()
             if answer.status != 200:
                 raise TransferError(f"{self._url}/{route}: {answer.status} {text[:500]}")

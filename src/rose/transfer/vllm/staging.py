@@ -89,14 +89,19 @@ class Live:
     def _stage_frame(
         self, piece: Piece, index: int, changes: Changes, copy: Copy, staged: Staged
     ) -> None:
-        """What a frame changes, wherever its elements are."""
+        """What a frame changes, wherever its elements are; packed layers come later."""
+        into = [
+            (one, parameter)
+            for one in self._by_tensor.get(piece.tensor, ())
+            if (parameter := self._parameter(one.parameter)).numel()
+        ]
+        if not into:
+            return
         tensor = copy.tensors[piece.tensor]
         numbers = places(changes).astype(np.int64) + index * FRAME
         values = torch.from_numpy(changes.values.view(f"i{changes.values.itemsize}"))
         values = values.view(getattr(torch, tensor.dtype))
-        for one in self._by_tensor.get(piece.tensor, ()):
-            if not (parameter := self._parameter(one.parameter)).numel():
-                continue
+        for one, parameter in into:
             here, spots = _mapped(numbers, piece.box, one, tensor.shape)
             bits = _as_bits(_exactly(values, parameter.dtype, one.tensor))
             if here is not None:
