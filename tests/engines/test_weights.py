@@ -25,20 +25,20 @@ from rose.transfer.vllm.client import EngineClient, Updated
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks", "packed"),
+    ("kind", "ranks", "layers"),
     [
-        ("tied", 1, "plain"),
-        ("untied", 1, "plain"),
-        ("tied", 1, "packed"),
-        ("tied", 2, "plain"),
-        ("untied", 2, "plain"),
+        ("tied", 1, "stock"),
+        ("untied", 1, "stock"),
+        ("tied", 1, "unpacked"),
+        ("tied", 2, "stock"),
+        ("untied", 2, "unpacked"),
     ],
 )
 def test_an_updated_engine_answers_like_a_fresh_one(
-    tmp_path: Path, kind: str, ranks: int, packed: str
+    tmp_path: Path, kind: str, ranks: int, layers: str
 ) -> None:
     newest = publish_two_versions(tmp_path, tied=kind == "tied")
-    both = [run_engine(tmp_path, model, ranks, packed) for model in ("base", "newest")]
+    both = [run_engine(tmp_path, model, ranks, layers) for model in ("base", "newest")]
     for engine in both:
         _, said = engine.communicate(timeout=300)
         assert engine.returncode == 0, said[-3000:]
@@ -67,9 +67,9 @@ def publish_two_versions(folder: Path, *, tied: bool) -> dict[str, torch.Tensor]
     return weights
 
 
-def run_engine(folder: Path, model: str, ranks: int, packed: str) -> subprocess.Popen[str]:
+def run_engine(folder: Path, model: str, ranks: int, layers: str) -> subprocess.Popen[str]:
     script = Path(__file__).with_name("updated.py")
-    words = [sys.executable, str(script), str(folder), model, str(ranks), packed]
+    words = [sys.executable, str(script), str(folder), model, str(ranks), layers]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

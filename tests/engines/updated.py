@@ -1,7 +1,7 @@
 """A vLLM engine that is brought to another version, or a fresh one that starts from it.
 
-Run as a script by `test_weights`: writes what it answers to `MODEL.json`. `packed` has the layers
-keep packed copies of their weights, as vLLM does on CPUs with other instructions.
+Run as a script by `test_weights`: writes what it answers to `MODEL.json`. The layers keep their
+weights as vLLM does on this machine (float32: packed by oneDNN), or `unpacked`.
 """
 
 import json
@@ -70,15 +70,12 @@ def update(llm: LLM, version: int) -> None:
     llm.collective_rpc("finish_weight_update")
 
 
-def packing() -> None:
-    """vLLM's CPU layers as on machines with oneDNN: the weight is packed and then gone."""
+def unpacked() -> None:
+    """CPU layers as where no kernel packs their weights: those are updated in place."""
     from vllm.model_executor.layers import utils
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
-        packed = layer.weight.detach().t().contiguous()
-        layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, packed.t(), bias)
-        if remove_weight:
-            layer.weight = torch.nn.Parameter(packed.new_empty(0), requires_grad=False)
+        layer.cpu_linear = torch.nn.functional.linear
 
     utils.dispatch_cpu_unquantized_gemm = dispatch
 
@@ -97,6 +94,6 @@ def main(folder: Path, model: str, ranks: int) -> Any:
 
 if __name__ == "__main__":
     where, model, ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    if sys.argv[4] == "packed":
-        packing()
+    if sys.argv[4] == "unpacked":
+        unpacked()
     (where / f"{model}.json").write_text(json.dumps(main(where, model, ranks)))

@@ -72,8 +72,10 @@ class World:
         return Publisher(self.store, anchor_every=6, threads=2, compress=self.rng.random() < 0.5)
 
     def publish(self) -> None:
+        """In any order: a state dict and a module's parameters need not agree on one."""
         nudge(self.rng, self.values)
-        self.publisher.publish(self.values)
+        names = self.rng.sample(list(self.values), len(self.values))
+        self.publisher.publish({name: self.values[name] for name in names})
 
     def restart_publisher(self) -> None:
         self.store.close()

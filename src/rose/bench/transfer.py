@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rose.bench import codecs, rl_updates, sync
 from rose.bench.executor import machine
@@ -69,9 +72,22 @@ async def _engine(settings: Settings, say: Say, note: Callable[[str, Any], None]
             note("links", await sync.links(here, settings.gbps, SHARE, settings.rounds, say))
             note("bit_exact", await here.exact())
             note("wan_copies", await sync.wan_copies(here, SHARE))
-            busy = await sync.throughput(here, node.rollout.url, SHARE, settings.rounds, say)
+            with off_the_device(config.where.host_cores):
+                busy = await sync.throughput(here, node.rollout.url, SHARE, settings.rounds, say)
             note("throughput", busy)
             note("real", await sync.real(here, settings.model, 2 if settings.quick else 5, say))
+
+
+@contextmanager
+def off_the_device(host_cores: Sequence[int]) -> Iterator[None]:
+    """Keep this process, which is trainer and relay too, from the engine's cores."""
+    me = psutil.Process()
+    before = me.cpu_affinity()
+    me.cpu_affinity(list(host_cores))
+    try:
+        yield
+    finally:
+        me.cpu_affinity(before)
 
 
 def _result(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:

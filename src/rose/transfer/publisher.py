@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -323,11 +324,13 @@ class Publisher:
             return
         manifests = [self._store.manifests(step)[self._rank] for step in chain]
 
-        def code(part_number: int, index: int) -> _Coded:
+        parts = [{manifest.piece(part): part for part in manifest.parts} for manifest in manifests]
+
+        def code(piece: Piece, index: int) -> _Coded:
             found = [
                 one
-                for manifest in manifests
-                for one in fetch(self._store, manifest, [(manifest.parts[part_number], [index])])
+                for manifest, own in zip(manifests, parts, strict=True)
+                for one in fetch(self._store, manifest, [(own[piece], [index])])
             ]
             if not found:
                 return NOTHING
@@ -335,12 +338,8 @@ class Publisher:
 
         newest = manifests[-1]
         sources = (
-            _Source(
-                newest.tensors[part.tensor],
-                newest.piece(part),
-                lambda index, number=number: code(number, index),  # type: ignore[misc]
-            )
-            for number, part in enumerate(newest.parts)
+            _Source(newest.tensors[part.tensor], piece, partial(code, piece))
+            for piece, part in parts[-1].items()
         )
         self._write(Step(chain[0].base, last.version), sources)
 
