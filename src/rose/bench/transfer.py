@@ -69,21 +69,23 @@ async def _engine(settings: Settings, say: Say, note: Callable[[str, Any], None]
         await node.activate()
         assert node.rollout is not None
         async with sync.site(node, settings.model) as here:
-            note("links", await sync.links(here, settings.gbps, SHARE, settings.rounds, say))
+            with on_cores(config.where.cores):  # the engine is idle: its host core is not ours
+                links = await sync.links(here, settings.gbps, SHARE, settings.rounds, say)
+            note("links", links)
             note("bit_exact", await here.exact())
             note("wan_copies", await sync.wan_copies(here, SHARE))
-            with off_the_device(config.where.host_cores):
+            with on_cores(config.where.host_cores):
                 busy = await sync.throughput(here, node.rollout.url, SHARE, settings.rounds, say)
             note("throughput", busy)
             note("real", await sync.real(here, settings.model, 2 if settings.quick else 5, say))
 
 
 @contextmanager
-def off_the_device(host_cores: Sequence[int]) -> Iterator[None]:
-    """Keep this process, which is trainer and relay too, from the engine's cores."""
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Keep this process, which is trainer and relay too, from where the engine needs to be."""
     me = psutil.Process()
     before = me.cpu_affinity()
-    me.cpu_affinity(list(host_cores))
+    me.cpu_affinity(list(cores))
     try:
         yield
     finally:
