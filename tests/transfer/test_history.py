@@ -248,6 +248,30 @@ def test_a_subscriber_killed_while_writing_does_it_again(
     world.update(0)
 
 
+def test_a_published_version_is_one_though_its_anchor_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(6):
+        world.publish()
+    real = world.store.seal
+
+    def full(manifest: Any) -> None:
+        if manifest.base is None:
+            raise StoreError("No space left on device")
+        real(manifest)
+
+    monkeypatch.setattr(world.store, "seal", full)
+    world.publish()
+    assert "version 6 is published, but its history not kept: No space left" in caplog.text
+    assert Step(None, 6) not in world.store.steps()
+    world.update(0)
+    monkeypatch.undo()
+    for _ in range(6):
+        world.publish()
+    assert Step(None, 12) in world.store.steps()
+    world.update(1)
+
+
 def test_a_copy_that_rotted_is_made_anew(world: World) -> None:
     world.publish()
     world.update(0)

@@ -41,7 +41,7 @@ from rose.transfer.manifest import (
     digest,
 )
 from rose.transfer.route import route
-from rose.transfer.store.base import Store
+from rose.transfer.store.base import Store, StoreError
 from rose.transfer.weights import Held, held
 
 log = logging.getLogger("rose.transfer")
@@ -141,7 +141,10 @@ class Publisher:
         self._lost, self.version = False, version
         report = Report(step, manifest.stored, manifest.changed, manifest.elements)
         log.info("%s", report)
-        self._tidy(step)
+        try:
+            self._tidy(step)
+        except (StoreError, TransferError) as error:
+            log.error("version %d is published, but its history not kept: %s", version, error)
         return report
 
     # ---- comparing
