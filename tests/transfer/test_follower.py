@@ -33,6 +33,7 @@ class Worker:
         self.compared: list[bool] = []
         """For every staging, whether it had to compare with the model."""
         self.broken = ""
+        self.breaks: type[Exception] = StoreError
         self.follower = Follower(self.open)
 
     def open(self) -> Any:
@@ -42,7 +43,7 @@ class Worker:
 
     def stage(self, copy: Copy, version: int, taken: Frames | None) -> Staged:
         if self.broken:
-            raise StoreError(self.broken)
+            raise self.breaks(self.broken)
         self.compared.append(taken is None)
         value = torch.from_numpy(copy.arrays["w"].view("i2")).view(torch.bfloat16)[0].item()
 
@@ -133,11 +134,13 @@ def test_a_given_up_update_changes_nothing(worker: Worker) -> None:
     assert worker.model == 1.0
 
 
-def test_errors_are_told_and_end(worker: Worker) -> None:
+@pytest.mark.parametrize("kind", [StoreError, OSError, RuntimeError, MemoryError])
+def test_errors_are_told_and_end(worker: Worker, kind: type[Exception]) -> None:
+    worker.breaks = kind
     worker.broken = "the cable is cut"
     worker.publish(1.0)
     deadline = time.monotonic() + WAIT_S
-    while worker.follower.status(0)["error"] != "the cable is cut":
+    while "the cable is cut" not in worker.follower.status(0)["error"]:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     with pytest.raises(TransferError, match="the cable is cut"):

@@ -108,7 +108,7 @@ def transfer(
     settings = bench.Settings(model=model, device=device, repeats=repeats, quick=quick, out=out)
     try:
         bench.main(settings, say, keep)
-    except (ConfigError, ValueError) as error:
+    except ConfigError as error:
         typer.echo(f"rose: {error}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:

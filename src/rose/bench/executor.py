@@ -22,7 +22,7 @@ from rose.bench import pressure
 from rose.bench.colocated import CHAT, MODES, SHORT, Run, Workload, run_mode, settle
 from rose.bench.stats import attainment, median_and_spread, percentiles
 from rose.cluster import api
-from rose.cluster.config import ConfigError, NodeConfig, RolloutConfig, ServingConfig
+from rose.cluster.config import ConfigError, NodeConfig, parse
 from rose.cluster.node import Node
 from rose.executor.slo import Slo
 
@@ -113,21 +113,22 @@ class Settings:
 
 
 def node_config(settings: Settings) -> NodeConfig:
-    return NodeConfig(
-        device=settings.device,
-        kv_gb=settings.kv_gb,
-        page=Path(f"/dev/shm/rose-bench-{settings.device.replace(':', '')}"),
-        port=0,
-        log_dir=settings.out / "logs",
-        serving=ServingConfig(
-            model=settings.model,
-            ttft_ms=FIRST_SLO.ttft_s * 1e3,
-            tpot_ms=FIRST_SLO.tpot_s * 1e3,
-            max_model_len=1024,
-            args=["--max-num-batched-tokens", "512"],
-        ),
-        rollout=RolloutConfig(model=settings.model, max_model_len=1024, max_seqs=16),
-    )
+    wanted = {
+        "device": settings.device,
+        "kv_gb": settings.kv_gb,
+        "page": Path(f"/dev/shm/rose-bench-{settings.device.replace(':', '')}"),
+        "port": 0,
+        "log_dir": settings.out / "logs",
+        "serving": {
+            "model": settings.model,
+            "ttft_ms": FIRST_SLO.ttft_s * 1e3,
+            "tpot_ms": FIRST_SLO.tpot_s * 1e3,
+            "max_model_len": 1024,
+            "args": ["--max-num-batched-tokens", "512"],
+        },
+        "rollout": {"model": settings.model, "max_model_len": 1024, "max_seqs": 16},
+    }
+    return parse(wanted, "rose bench")
 
 
 async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, dict[str, list[Run]]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import psutil
 from rose.bench import codecs, rl_updates, sync
 from rose.bench.executor import machine
 from rose.cluster import api
-from rose.cluster.config import NodeConfig, RolloutConfig
+from rose.cluster.config import NodeConfig, parse
+from rose.executor import priority
 
 Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
@@ -42,6 +43,7 @@ class Settings:
 def main(settings: Settings, say: Say, keep: Keep) -> None:
     """`keep` gets the result so far after every part."""
     found: dict[str, Any] = {}
+    config = _node_config(settings)
 
     def note(name: str, part: Any) -> None:
         found[name] = part
@@ -51,19 +53,25 @@ def main(settings: Settings, say: Say, keep: Keep) -> None:
     note("codecs", {f"{d:g}": codecs.measure(d, say=say) for d in densities})
     steps = 3 if settings.quick else settings.rl_steps
     note("updates", rl_updates.measure(steps, 0, say, settings.model))
-    asyncio.run(_engine(settings, say, note))
+    asyncio.run(_engine(settings, config, say, note))
 
 
-async def _engine(settings: Settings, say: Say, note: Callable[[str, Any], None]) -> None:
+def _node_config(settings: Settings) -> NodeConfig:
+    wanted = {
+        "device": settings.device,
+        "kv_gb": 0.5,
+        "page": Path(f"/dev/shm/rose-bench-transfer-{os.getpid()}"),
+        "port": 0,
+        "log_dir": settings.out / "logs",
+        "rollout": {"model": settings.model, "max_model_len": 1024, "max_seqs": 16},
+    }
+    return parse(wanted, "rose bench")
+
+
+async def _engine(
+    settings: Settings, config: NodeConfig, say: Say, note: Callable[[str, Any], None]
+) -> None:
     logging.getLogger("rose").setLevel(logging.WARNING)
-    config = NodeConfig(
-        device=settings.device,
-        kv_gb=0.5,
-        page=Path(f"/dev/shm/rose-bench-transfer-{os.getpid()}"),
-        port=0,
-        log_dir=settings.out / "logs",
-        rollout=RolloutConfig(model=settings.model, max_model_len=1024, max_seqs=16),
-    )
     say(f"starting an engine with {settings.model} on {settings.device}")
     async with api.running(config) as node:
         await node.activate()
@@ -81,15 +89,22 @@ async def _engine(settings: Settings, say: Say, note: Callable[[str, Any], None]
 
 
 @contextmanager
-def on_cores(cores: Sequence[int]) -> Iterator[None]:
+def on_cores(cores: Iterable[int]) -> Iterator[None]:
     """Keep this process, which is trainer and relay too, from where the engine needs to be."""
-    me = psutil.Process()
-    before = me.cpu_affinity()
-    me.cpu_affinity(list(cores))
+    before = os.sched_getaffinity(0)
+    _pin(cores)
     try:
         yield
     finally:
-        me.cpu_affinity(before)
+        _pin(before)
+
+
+def _pin(cores: Iterable[int]) -> None:
+    """All threads: servers and relay have theirs already, and new ones come from those."""
+    wanted = set(cores)
+    for thread in psutil.Process().threads():
+        with suppress(ProcessLookupError):  # it has ended since
+            priority.pin([thread.id], wanted)
 
 
 def _result(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:

@@ -77,13 +77,14 @@ class Subscriber:
             self._look()
             have = None if self._state is None else self._state.version
             self.taken = Taken(have, [])
-            try:
-                for step in route(self._store.steps(), have):
+            for step in route(self._store.steps(), have):
+                try:
                     self._take(step)
-            except TransferError as error:
-                if have is None:
-                    raise
-                self._start_over(error)
+                except TransferError as error:
+                    if have is None or not self._is_whole(step):
+                        raise
+                    self._start_over(error)
+                    break
             self.taken = self.taken._replace(version=self.version)
         return self.version
 
@@ -148,6 +149,15 @@ class Subscriber:
         self._say(State(self._store.job, step.version, tensors, name, self._slices))
         if old is not None and old.path != fresh.path:
             old.path.unlink(missing_ok=True)
+
+    def _is_whole(self, step: Step) -> bool:
+        """Whether a step's buckets are what its publisher wrote: if not, the copy is not to blame,
+        and an anchor would be fetched in vain."""
+        return all(
+            digest(self._store.read(step, manifest.rank, number, 0, bucket.size)) == bucket.digest
+            for manifest in self._store.manifests(step)
+            for number, bucket in enumerate(manifest.buckets)
+        )
 
     def _start_over(self, error: TransferError) -> None:
         """A step does not fit the copy: make another one from an anchor, and only then leave it."""

@@ -106,10 +106,13 @@ class Follower:
                 if opened is not None:
                     self._follow(*opened)
                 self._error = ""
-            except (TransferError, StoreError, OSError, ValueError) as error:
+            except (TransferError, StoreError, OSError) as error:
                 if str(error) != self._error:
                     log.error("weights: %s", error)
                 self._error = str(error)
+            except Exception as error:  # a dead thread would look like a store without news
+                log.exception("weights: a defect in staging")
+                self._error = repr(error)
             with self._changed:
                 reached = max(self.version or -1, self._staged.version if self._staged else -1)
                 behind = self._wanted > reached and not self._error
