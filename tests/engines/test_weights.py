@@ -37,7 +37,7 @@ from rose.transfer.vllm.client import EngineClient, Updated
 def test_an_updated_engine_answers_like_a_fresh_one(
     tmp_path: Path, kind: str, ranks: int, layers: str
 ) -> None:
-    newest = publish_two_versions(tmp_path, tied=kind == "tied")
+    newest = make_three_versions(tmp_path, tied=kind == "tied")
     both = [run_engine(tmp_path, model, ranks, layers) for model in ("base", "newest")]
     for engine in both:
         _, said = engine.communicate(timeout=300)
@@ -45,24 +45,23 @@ def test_an_updated_engine_answers_like_a_fresh_one(
     base, fresh = (json.loads((tmp_path / f"{m}.json").read_text()) for m in ("base", "newest"))
     assert base["after"] == fresh["before"]
     assert base["after"] != base["before"]
+    assert base["in place"]
     check_digests(base["digests"], newest)
 
 
-def publish_two_versions(folder: Path, *, tied: bool) -> dict[str, torch.Tensor]:
-    """Of a tiny model in `base`; the newest is also a checkpoint of its own."""
+def make_three_versions(folder: Path, *, tied: bool) -> dict[str, torch.Tensor]:
+    """Of a tiny model: `base`, then one that is published too, then `newest`, which is not yet."""
     models_ = [make_tiny(folder / name, tied=tied, seed=11) for name in ("base", "newest")]
     files = [model / "model.safetensors" for model in models_]
     weights = {name: value.bfloat16().float() for name, value in load_file(files[0]).items()}
+    save_file(weights, files[0], {"format": "pt"})
     publisher = Publisher(FileStore(folder / "store", "job"))
     torch.manual_seed(3)
-    for version in range(3):
+    for version in range(2):
         publisher.publish(weights, version)
-        if version == 0:
-            save_file(weights, files[0], {"format": "pt"})
-        if version < 2:
-            for value in weights.values():
-                mask = torch.rand(value.shape) < 0.02
-                value[mask] = (value[mask] + 0.3).bfloat16().float()
+        for value in weights.values():
+            mask = torch.rand(value.shape) < 0.02
+            value[mask] = (value[mask] + 0.3).bfloat16().float()
     save_file(weights, files[1], {"format": "pt"})
     return weights
 

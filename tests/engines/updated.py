@@ -20,6 +20,7 @@ os.environ |= {
 }
 
 import torch
+from safetensors.torch import load_file
 from vllm import LLM, SamplingParams
 
 PROMPTS = [[5, 6, 7, 8], list(range(20, 60)), list(range(200, 100, -3))]
@@ -81,15 +82,32 @@ def unpacked() -> None:
 
 
 def main(folder: Path, model: str, ranks: int) -> Any:
-    """With `base`: its answers, then those after an update; with another model: its answers."""
+    """With `base`: its answers, then those after an update from a version that it had to compare
+    itself with, by one of which it knows what changed; with another model: its answers."""
     llm = engine(folder / model, ranks)
     answered = {"before": answers(llm)}
     if model == "base":
         store = {"store": f"file://{folder}/store", "job": "job", "folder": str(folder / "copy")}
         llm.collective_rpc("init_weight_transfer_engine", args=(store,))
+        update(llm, 1)
+        kernels = llm.apply_model(kernels_of) if ranks == 1 else []
+        publish(folder)
         update(llm, 2)
         answered |= {"after": answers(llm), "digests": llm.collective_rpc("rose_digests")}
+        answered["in place"] = kernels == (llm.apply_model(kernels_of) if ranks == 1 else [])
     return answered
+
+
+def publish(folder: Path) -> None:
+    from rose.transfer import Publisher  # not before vLLM has started: it does not bear numba
+    from rose.transfer.store.files import FileStore
+
+    weights = load_file(folder / "newest" / "model.safetensors")
+    Publisher(FileStore(folder / "store", "job")).publish(weights, 2)
+
+
+def kernels_of(model: torch.nn.Module) -> list[int]:
+    return [id(module.cpu_linear) for module in model.modules() if hasattr(module, "cpu_linear")]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ writes in the pause. Where the parameters are known to be the version that the l
 with, the list is that update's; otherwise (an engine just started, a copy that another engine
 updated, an anchor) the copy is compared with the live parameters, bit for bit, and how they came to
 be what they are does not matter. Layers whose kernels keep a packed copy of their own (oneDNN and
-others on CPUs) are packed a second time beforehand, and `apply` swaps the kernels.
+others on CPUs) are packed a second time then, and `apply` swaps the kernels; from there on a list
+of changes goes into the packed memory, if it was found (see `packed`).
 
 The same code for any device. On a GPU (not yet run) blocks of the copy are compared there, and
 `apply` scatters on the device.
@@ -28,6 +29,7 @@ from rose.transfer.copy import Array, Copy, TransferError
 from rose.transfer.delta import FRAME, Changes, places
 from rose.transfer.layout import Box, Piece, Shape, size, whole
 from rose.transfer.manifest import Tensor, digest
+from rose.transfer.vllm.packed import Packed
 from rose.transfer.vllm.placement import Placed, Placement
 from rose.transfer.weights import SIGNED
 
@@ -52,6 +54,24 @@ class Staged:
             write()
 
 
+class _Scattered:
+    """Elements that change, by the memory they are in."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    def add(self, memory: torch.Tensor, spots: Array, bits: torch.Tensor) -> None:
+        _, where, values = self._found.setdefault(memory.data_ptr(), (memory, [], []))
+        where.append(torch.from_numpy(spots))
+        values.append(bits)
+
+    def into(self, staged: Staged) -> None:
+        for memory, where, values in self._found.values():
+            spots, bits = torch.cat(where).to(memory.device), torch.cat(values).to(memory.device)
+            staged.elements += spots.numel()
+            staged.writes.append(partial(memory.index_copy_, 0, spots, bits))
+
+
 class Live:
     """A worker's parameters, by the slices of the checkpoint that they hold."""
 
@@ -64,6 +84,8 @@ class Live:
         self._modules = dict(model.named_modules())
         self._rooms: dict[Shape, torch.Tensor] = {}
         """Where weights are put together before they are packed, by shape."""
+        self._packed: dict[str, Packed] = {}
+        """Where kernels keep parameters, of those that were found."""
         if any(self._packers()):
             _keep_freed_memory()
         for name in placement.placed:
@@ -72,44 +94,50 @@ class Live:
     def stage(self, copy: Copy, version: int, taken: Frames | None) -> Staged:
         """`taken`: all that changed since the version of the parameters; None if not known."""
         staged = Staged(version)
-        compared = set(copy.tensors)
+        compared = changed = set(copy.tensors)
         if taken is not None:
+            changed = {piece.tensor for piece, _, _ in taken}
             compared = {piece.tensor for piece, _, changes in taken if _is_dense(changes)}
-            for piece, index, changes in taken:
-                if piece.tensor not in compared:
-                    self._stage_frame(piece, index, changes, copy, staged)
+        anew = self._to_pack(changed, compared)
+        scattered = _Scattered()
+        for piece, index, changes in taken or ():
+            if piece.tensor not in compared:
+                self._stage_frame(piece, index, changes, copy, anew, scattered)
+        scattered.into(staged)
         for tensor in compared:
             for one in self._by_tensor.get(tensor, ()):
                 if (parameter := self._parameter(one.parameter)).numel():
                     _stage(_flat(parameter), one, copy, staged)
-        changed = None if taken is None else {piece.tensor for piece, _, _ in taken}
-        self._stage_packed(copy, changed, staged)
+        self._stage_packed(copy, anew, staged)
         return staged
 
     def _stage_frame(
-        self, piece: Piece, index: int, changes: Changes, copy: Copy, staged: Staged
+        self,
+        piece: Piece,
+        index: int,
+        changes: Changes,
+        copy: Copy,
+        anew: set[str],
+        scattered: _Scattered,
     ) -> None:
-        """What a frame changes, wherever its elements are; packed layers come later."""
-        into = [
-            (one, parameter)
-            for one in self._by_tensor.get(piece.tensor, ())
-            if (parameter := self._parameter(one.parameter)).numel()
-        ]
-        if not into:
-            return
+        """What a frame changes, wherever its elements are; layers packed `anew` come later."""
         tensor = copy.tensors[piece.tensor]
         numbers = places(changes).astype(np.int64) + index * FRAME
         values = torch.from_numpy(changes.values.view(f"i{changes.values.itemsize}"))
         values = values.view(getattr(torch, tensor.dtype))
-        for one, parameter in into:
+        for one in self._by_tensor.get(piece.tensor, ()):
+            parameter = self._parameter(one.parameter)
+            packed = None if one.parameter in anew else self._packed.get(one.parameter)
+            if not parameter.numel() and packed is None:
+                continue
             here, spots = _mapped(numbers, piece.box, one, tensor.shape)
             bits = _as_bits(_exactly(values, parameter.dtype, one.tensor))
             if here is not None:
                 bits, spots = bits[torch.from_numpy(here)], spots[here]
-            memory, device = _as_bits(_flat(parameter)), parameter.device
-            where = torch.from_numpy(spots).to(device)
-            staged.elements += where.numel()
-            staged.writes.append(partial(memory.index_copy_, 0, where, bits.to(device)))
+            if parameter.numel():
+                scattered.add(_as_bits(_flat(parameter)), spots, bits)
+            if packed is not None:
+                scattered.add(packed.memory, packed.places(spots), bits)
 
     def digests(self, tensors: dict[str, Tensor]) -> list[tuple[str, Box, str]]:
         """Checksums of all slices as the kernels see them, in the dtypes of these tensors."""
@@ -141,20 +169,38 @@ class Live:
     def _source(self, module: str) -> str:
         return self._placement.same[f"{module}.weight"]
 
-    def _stage_packed(self, copy: Copy, changed: set[str] | None, staged: Staged) -> None:
+    def _to_pack(self, changed: set[str], compared: set[str]) -> set[str]:
+        """Parameters that kernels have to be made anew for: what changed is not known element by
+        element, or not where they keep it."""
+        sources = {self._source(name) for name, _ in self._packers()}
+        return {
+            source
+            for source in sources
+            if not (compared if source in self._packed else changed).isdisjoint(
+                one.tensor for one in self._placement.placed.get(source, ())
+            )
+        }
+
+    def _stage_packed(self, copy: Copy, anew: set[str], staged: Staged) -> None:
         """Pack layers a second time. Tied ones share a kernel."""
         kernels: dict[str, Any] = {}
         for name, module in self._packers():
-            source = self._source(name)
-            placed = self._placement.placed.get(source, [])
-            if not placed or (changed is not None and changed.isdisjoint(p.tensor for p in placed)):
+            if (source := self._source(name)) not in anew:
                 continue
             if source not in kernels:
-                kernels[source] = self._pack(module, source, placed, copy)
+                placed = self._placement.placed[source]
+                weight = self._put_together(source, placed, copy)
+                kernel = kernels[source] = _pack(module, weight)
                 staged.elements += sum(map(size, (one.box for one in placed)))
+                packed = Packed.find(kernel, weight)
+                if packed is not None:
+                    staged.writes.append(partial(self._packed.__setitem__, source, packed))
+                elif source in self._packed:
+                    staged.writes.append(partial(self._packed.__delitem__, source))
             staged.writes.append(partial(setattr, module, "cpu_linear", kernels[source]))
 
-    def _pack(self, module: Any, source: str, placed: list[Placed], copy: Copy) -> Any:
+    def _put_together(self, source: str, placed: list[Placed], copy: Copy) -> torch.Tensor:
+        """A weight as it is loaded."""
         loaded = self._placement.parameters[source]
         weight = self._rooms.get(loaded.shape)
         if weight is None:
@@ -168,11 +214,7 @@ class Live:
             new = torch.from_numpy(bits.view(f"i{bits.itemsize}")).view(wire)
             _exactly(new[:0], weight.dtype, one.tensor)
             _flat(weight).as_strided(one.shape, one.stride, one.offset).copy_(new)
-        second = torch.nn.Module()
-        second.weight = torch.nn.Parameter(weight, requires_grad=False)
-        second.bias = getattr(module, "bias", None)
-        module.quant_method.process_weights_after_loading(second)
-        return second.cpu_linear
+        return weight
 
     def _unpacked(self, name: str, module: Any) -> torch.Tensor:
         """What a packed kernel multiplies with: its product with the unit matrix is exact."""
@@ -202,6 +244,14 @@ class Live:
             raise TransferError(
                 f"{name} is kept as {tuple(live.shape)}, but was loaded as {tuple(loaded.shape)}"
             )
+
+
+def _pack(module: Any, weight: torch.Tensor) -> Any:
+    second = torch.nn.Module()
+    second.weight = torch.nn.Parameter(weight, requires_grad=False)
+    second.bias = getattr(module, "bias", None)
+    module.quant_method.process_weights_after_loading(second)
+    return second.cpu_linear
 
 
 def _keep_freed_memory() -> None:
