@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.transfer.test_history import got, nudge, weights, wire
+from tests.transfer.test_history import agree, got, nudge, weights, wire
 
 from rose.transfer.copy import TransferError
 from rose.transfer.manifest import Step
@@ -76,8 +76,7 @@ class Trainer:
         self.publisher.publish(self.values)
 
     def agree(self, host: Subscriber) -> None:
-        assert host.update() == self.publisher.version
-        assert got(host) == wire(self.values)
+        agree(host, self.publisher, self.values)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.transfer import publisher as publishing
+from rose.transfer import relay
 from rose.transfer.copy import TransferError
 from rose.transfer.delta import FRAME
 from rose.transfer.layout import Shard, part
@@ -48,6 +50,15 @@ def wire(values: dict[str, torch.Tensor]) -> dict[str, bytes]:
     as_sent = {n: v.bfloat16() if v.is_floating_point() else v for n, v in values.items()}
     flat = {n: v.contiguous().reshape(-1) for n, v in as_sent.items()}
     return {n: v.view(torch.uint8).numpy().tobytes() for n, v in flat.items()}
+
+
+def agree(host: Subscriber, publisher: Publisher, values: dict[str, torch.Tensor]) -> None:
+    """The host comes to the publisher's version; a relay's list of versions may be a moment old."""
+    deadline = time.monotonic() + 10 * relay.FRESH_S
+    while host.update() != publisher.version and time.monotonic() < deadline:
+        time.sleep(relay.FRESH_S)
+    assert host.version == publisher.version
+    assert got(host) == wire(values)
 
 
 def got(subscriber: Subscriber) -> dict[str, bytes]:

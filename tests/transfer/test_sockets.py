@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.transfer.test_history import got, nudge, weights, wire
+from tests.transfer.test_history import agree, nudge, weights
 
 from rose.transfer import relay as relaying
 from rose.transfer.manifest import Manifest, Step
@@ -72,8 +72,7 @@ class Clusters:
         return Subscriber(store, self.folder / name)
 
     def agree(self, host: Subscriber) -> None:
-        assert host.update() == self.publisher.version
-        assert got(host) == wire(self.values)
+        agree(host, self.publisher, self.values)
 
     def close(self) -> None:
         for one in reversed(self.open):

@@ -20,13 +20,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 
-from rose.transfer.lanes import LANES, differing, prefetch
+from rose.transfer.lanes import LANES, differing, ones, prefetch
 
 CHUNK = 65_536
 """Elements per chunk: some thousand changed ones at the usual density, and dense runs stay rare."""
@@ -95,8 +96,7 @@ def patch(weights: Bits, changes: Changes) -> None:
 
 def places(changes: Changes) -> Bits:
     """Where in its frame each value goes."""
-    weights = np.broadcast_to(np.zeros(1, changes.values.dtype), changes.elements)
-    sparse = _checked(changes, weights)
+    sparse = _checked(changes, _nothing(changes.values.dtype)[: changes.elements])
     if not (changes.kinds == Kind.DENSE).any():
         return sparse
     found, used = [np.empty(0, np.uint32)], 0
@@ -111,7 +111,13 @@ def places(changes: Changes) -> Bits:
 
 def check(changes: Changes, elements: int, dtype: np.dtype[Any]) -> None:
     """Raise unless `changes` can be applied to so many elements."""
-    _checked(changes, np.broadcast_to(np.zeros(1, dtype), elements))
+    _checked(changes, _nothing(dtype)[:elements])
+
+
+@cache
+def _nothing(dtype: np.dtype[Any]) -> Bits:
+    """A frame of zeros that takes no memory, for what is only counted."""
+    return np.broadcast_to(np.zeros(1, dtype), FRAME)
 
 
 def _checked(changes: Changes, weights: Bits) -> Bits:
@@ -139,6 +145,9 @@ def _alike(old: Bits, new: Bits) -> None:
 
 _own = threading.local()
 
+SAMPLE = 16 * LANES
+"""Elements of a chunk that tell whether it may be worth counting."""
+
 
 def _scratch(dtype: np.dtype[Any]) -> tuple[Bits, Bits]:
     """Room for the gaps and values of any frame; a thread's own, as fresh memory is slow."""
@@ -146,6 +155,20 @@ def _scratch(dtype: np.dtype[Any]) -> tuple[Bits, Bits]:
     if not hasattr(_own, "gaps"):
         _own.gaps, _own.values = np.empty(room, np.uint8), np.empty(room, np.uint64)
     return _own.gaps, _own.values.view(dtype)[:room]
+
+
+@njit(nogil=True, cache=True)
+def _is_full(old: Bits, new: Bits, begin: int, end: int) -> bool:
+    """Whether so many elements of a chunk differ that coding them would be in vain. Looks at all of
+    them only if most of the first ones do."""
+    differ, at = np.uint64(0), begin
+    for last in (begin + SAMPLE, end):
+        while at + LANES <= min(last, end):
+            differ += ones(differing(old, new, at))
+            at += LANES
+        if 2 * differ < at - begin:
+            return False
+    return int(differ) * (1 + new.itemsize) >= (end - begin) * new.itemsize
 
 
 @njit(nogil=True, cache=True)
@@ -163,6 +186,8 @@ def _diff(
         gap, value, last = gap_end, value_end, begin - 1
         limit = (end - begin) * width
         at = begin
+        if _is_full(old, new, begin, end):
+            at, value = end, value_end + end - begin
         while at < end and (gap - gap_end) + (value - value_end) * width < limit:
             if at + LANES <= end:
                 mask = differing(old, new, at)

@@ -1,4 +1,4 @@
-"""Two instructions numba has no words for: what the hot loops of `delta` are made of."""
+"""Instructions numba has no words for: what the hot loops of `delta` are made of."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def differing(_: Any, old: Any, new: Any, at: Any) -> Any:
         return builder.bitcast(builder.icmp_unsigned("!=", *sides), ir.IntType(LANES))
 
     return types.uint64(old, new, types.intp), generate
+
+
+@intrinsic
+def ones(_: Any, mask: Any) -> Any:
+    """How many bits are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), generate
 
 
 @intrinsic

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rose.transfer import frame, lossy
+from rose.transfer.ahead import in_order
 from rose.transfer.copy import TransferError
 from rose.transfer.delta import FRAME, UNSIGNED, Bits, Changes, diff, merge, patch
 from rose.transfer.fetch import fetch
@@ -205,7 +204,9 @@ class Publisher:
             self._store.write(step, self._rank, len(buckets), data)
             buckets.append(Bucket(len(data), digest(data)))
 
-        for coded in self._coded(self._noted(sources, tensors, infos, parts)):
+        frames = self._noted(sources, tensors, infos, parts)
+        work = (partial(source.code, index) for source, index in frames)
+        for coded in in_order(work, self._threads, AHEAD * self._threads, "rose-diff"):
             place = (len(buckets), len(bucket)) if coded.data else (0, 0)
             rows.append((*place, len(coded.data), coded.result))
             bucket += coded.data
@@ -246,21 +247,6 @@ class Publisher:
             first += source.piece.frames
             for index in range(source.piece.frames):
                 yield source, index
-
-    def _coded(self, frames: Iterable[tuple[_Source, int]]) -> Iterator[_Coded]:
-        """In order, from threads that are a few frames ahead."""
-        with ThreadPoolExecutor(self._threads, "rose-diff") as pool:
-            ahead: deque[Future[_Coded]] = deque()
-            try:
-                for source, index in frames:
-                    ahead.append(pool.submit(source.code, index))
-                    if len(ahead) >= AHEAD * self._threads:
-                        yield ahead.popleft().result()
-                while ahead:
-                    yield ahead.popleft().result()
-            finally:
-                for future in ahead:
-                    future.cancel()
 
     # ---- the snapshot
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import xxhash
 
+from rose.transfer.ahead import in_order
 from rose.transfer.manifest import Bucket, Manifest, Step
 from rose.transfer.route import route
 from rose.transfer.store.base import Store, StoreError
@@ -25,6 +27,8 @@ log = logging.getLogger("rose.transfer")
 
 PIECE = 1 << 20
 """Bytes fetched at a time: what a subscriber waits for at least."""
+AHEAD = 4
+"""Pieces on their way at once: on a long link answers take longer than their bytes."""
 FRESH_S = 0.02
 """The list of steps is asked for no more often than this."""
 ANSWER_S = 2.0
@@ -177,13 +181,17 @@ class Relay:
         if have > bucket.size:
             path.unlink()
             have = 0
+        pieces = (
+            partial(self._upstream.read, step, rank, number, at, min(PIECE, bucket.size - at))
+            for at in range(have, bucket.size, PIECE)
+        )
         with path.open("ab") as file:
-            while have < bucket.size:
-                arriving.arrived((rank, number), have)
-                data = self._upstream.read(step, rank, number, have, min(PIECE, bucket.size - have))
+            for data in in_order(pieces, AHEAD, AHEAD, "rose-relay"):
                 file.write(data)
                 file.flush()
                 have += len(data)
+                if have < bucket.size:  # the last piece may be passed on when all is verified
+                    arriving.arrived((rank, number), have)
         if _digest(path) != bucket.digest:
             path.unlink()
             raise StoreError(f"bucket {rank}/{number} has a wrong checksum")

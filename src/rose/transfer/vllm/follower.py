@@ -46,6 +46,8 @@ class Follower:
         self.version: int | None = None
         """What the model is; None before the first commit."""
         self._error = ""
+        self._soon = False
+        """Something is being staged."""
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="rose-weights", daemon=True)
         self._thread.start()
@@ -57,7 +59,12 @@ class Follower:
                 self._wanted = wanted
                 self._changed.notify_all()
             staged = self._staged.version if self._staged else None
-            return {"version": self.version, "staged": staged, "error": self._error}
+            return {
+                "version": self.version,
+                "staged": staged,
+                "soon": self._soon,
+                "error": self._error,
+            }
 
     def arm(self, version: int, wait_s: float) -> None:
         """Hold a version for `commit`; raises unless it is staged, or the model's, in that time."""
@@ -129,7 +136,11 @@ class Follower:
                 return
             taken = subscriber.taken
             all_of_it = model is not None and (taken.base, taken.version) == (model, version)
-            staged = stage(copy, version, taken.frames if all_of_it else None)
+            self._soon = True
+            try:
+                staged = stage(copy, version, taken.frames if all_of_it else None)
+            finally:
+                self._soon = False
         with self._changed:
             if commits == self._commits:
                 self._staged = staged
