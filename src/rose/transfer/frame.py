@@ -19,6 +19,7 @@ before it is applied (`delta.check`).
 from __future__ import annotations
 
 import struct
+import threading
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,17 @@ MAGIC = b"RFR1"
 HEADER = struct.Struct("<4sBBHIIIII")
 LEVEL = 1
 """zstd's fastest level: higher ones gain a few percent of a percent and cost several times more."""
+
+
+class _Own(threading.local):
+    """A thread's own: making them takes longer than using them."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=False)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_own = _Own()
 
 
 def pack(changes: Changes, *, compress: bool) -> bytes:
@@ -93,7 +105,7 @@ def _native(values: np.ndarray[Any, Any]) -> Bits:
 def _squeeze(raw: bytes, compress: bool) -> bytes:
     if not compress or not raw:
         return raw
-    smaller = zstandard.ZstdCompressor(level=LEVEL, write_content_size=False).compress(raw)
+    smaller = _own.compressor.compress(raw)
     return smaller if len(smaller) < len(raw) else raw
 
 
@@ -101,7 +113,7 @@ def _stretch(kept: memoryview, raw: int) -> bytes | memoryview:
     if len(kept) == raw:
         return kept
     try:
-        whole = zstandard.ZstdDecompressor().decompress(
+        whole = _own.decompressor.decompress(
             kept, max_output_size=raw, read_across_frames=False, allow_extra_data=False
         )
     except zstandard.ZstdError as error:

@@ -112,7 +112,7 @@ class Publisher:
         self.compress = compress
         """Worth it on links of a few Gb/s; may be changed between versions."""
         self._rank, self._ranks = rank, ranks
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = threads or len(os.sched_getaffinity(0))
         self._snapshot: dict[Piece, Bits] = {}
         self._tensors: dict[Piece, Tensor] = {}
         self.version: int | None = None
