@@ -49,6 +49,18 @@ def test_an_updated_engine_answers_like_a_fresh_one(
     check_digests(base["digests"], newest)
 
 
+def test_a_restarted_engine_comes_back_from_the_hosts_copy(tmp_path: Path) -> None:
+    """Its store is out of reach."""
+    make_three_versions(tmp_path, tied=True)
+    for model in ("base", "again"):
+        engine = run_engine(tmp_path, model, 1, "stock")
+        _, said = engine.communicate(timeout=300)
+        assert engine.returncode == 0, said[-3000:]
+    base, again = (json.loads((tmp_path / f"{m}.json").read_text()) for m in ("base", "again"))
+    assert again["before"] == base["before"] != base["after"]
+    assert again["after"] == base["after"]
+
+
 def make_three_versions(folder: Path, *, tied: bool) -> dict[str, torch.Tensor]:
     """Of a tiny model: `base`, then one that is published too, then `newest`, which is not yet."""
     models_ = [make_tiny(folder / name, tied=tied, seed=11) for name in ("base", "newest")]

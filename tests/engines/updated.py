@@ -83,11 +83,17 @@ def unpacked() -> None:
 
 def main(folder: Path, model: str, ranks: int) -> Any:
     """With `base`: its answers, then those after an update from a version that it had to compare
-    itself with, by one of which it knows what changed; with another model: its answers."""
-    llm = engine(folder / model, ranks)
+    itself with, by one of which it knows what changed. `again`: the same engine started anew, from
+    the host's copy alone. With another model: its answers."""
+    llm = engine(folder / ("base" if model == "again" else model), ranks)
     answered = {"before": answers(llm)}
+    store = {"store": f"file://{folder}/store", "job": "job", "folder": str(folder / "copy")}
+    if model == "again":
+        nobody = store | {"store": "tcp://127.0.0.1:9"}
+        llm.collective_rpc("init_weight_transfer_engine", args=(nobody,))
+        update(llm, 2)
+        answered["after"] = answers(llm)
     if model == "base":
-        store = {"store": f"file://{folder}/store", "job": "job", "folder": str(folder / "copy")}
         llm.collective_rpc("init_weight_transfer_engine", args=(store,))
         update(llm, 1)
         kernels = llm.apply_model(kernels_of) if ranks == 1 else []

@@ -32,6 +32,8 @@ class Worker:
         self.model = -1.0
         self.compared: list[bool] = []
         """For every staging, whether it had to compare with the model."""
+        self.early = False
+        """It can stage what the copy has not yet."""
         self.broken = ""
         self.breaks: type[Exception] = StoreError
         self.follower = Follower(self.open)
@@ -41,12 +43,25 @@ class Worker:
             return None
         return Subscriber(self.store, self.folder / "copy"), self.stage
 
-    def stage(self, copy: Copy, version: int, taken: Frames | None) -> Staged:
+    def stage(
+        self, copy: Copy, version: int, taken: Frames | None, early: bool = False
+    ) -> Staged | None:
         if self.broken:
             raise self.breaks(self.broken)
+        if early:
+            return self.stage_early(version, taken) if self.early else None
         self.compared.append(taken is None)
         value = torch.from_numpy(copy.arrays["w"].view("i2")).view(torch.bfloat16)[0].item()
 
+        return self.staged(version, value)
+
+    def stage_early(self, version: int, taken: Frames | None) -> Staged:
+        assert taken is not None
+        ((_, _, changes),) = taken
+        values = torch.from_numpy(changes.values.view("i2")).view(torch.bfloat16)
+        return self.staged(version, values[0].item())
+
+    def staged(self, version: int, value: float) -> Staged:
         def write() -> None:
             self.model = value
 
@@ -97,6 +112,31 @@ def test_only_a_model_of_unknown_weights_is_compared(worker: Worker) -> None:
     worker.update(3)
     assert worker.model == 4.0
     assert worker.compared == [True, False, False, True]
+
+
+def test_a_known_change_is_staged_before_the_copy_has_it(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.publish(1.0)
+    worker.update(0)
+    worker.early = True
+    go_on = threading.Event()
+    apply = Copy.apply
+
+    def wait(*args: Any) -> None:
+        assert go_on.wait(WAIT_S)
+        apply(*args)
+
+    monkeypatch.setattr(Copy, "apply", wait)
+    worker.publish(2.0)
+    worker.update(1)
+    assert (worker.model, worker.follower.version) == (2.0, 1)
+    go_on.set()
+    worker.early = False
+    worker.publish(3.0)
+    worker.update(2)
+    assert worker.model == 3.0
+    assert worker.compared == [True, False]
 
 
 def test_what_was_staged_before_a_commit_is_staged_again(worker: Worker) -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.transfer.test_history import agree, nudge, weights
+from tests.transfer.test_history import agree, got, nudge, weights
 
 from rose.transfer import relay as relaying
+from rose.transfer.copy import TransferError
 from rose.transfer.manifest import Manifest, Step
 from rose.transfer.publisher import Publisher
 from rose.transfer.relay import Relay
@@ -251,16 +252,33 @@ def test_a_relay_keeps_to_its_allowance(
     assert list(relay._local.steps()) == [Step(0, 1)]
 
 
-def test_a_damaged_bucket_is_fetched_again(clusters: Clusters) -> None:
+def flipped(whole: bytes) -> bytes:
+    return whole[:-1] + bytes([whole[-1] ^ 1])
+
+
+def truncated(whole: bytes) -> bytes:
+    return whole[:-7]
+
+
+@pytest.mark.parametrize("damage", [flipped, truncated])
+@pytest.mark.parametrize("through_relay", [False, True], ids=["direct", "relay"])
+def test_a_damaged_bucket_is_refused_and_fetched_again(
+    clusters: Clusters, damage: Callable[[bytes], bytes], through_relay: bool
+) -> None:
     clusters.publish()
-    relay = clusters.relay()
-    (bucket,) = clusters.folder.glob("store/job/*/rank-0/bucket-0")
+    store = clusters.relay() if through_relay else clusters.client(clusters.server)
+    host = clusters.host(store)
+    clusters.agree(host)
+    clusters.publish()
+    before = got(host)
+    (bucket,) = clusters.folder.glob("store/job/0000000001-*/rank-0/bucket-0")
     whole = bucket.read_bytes()
-    bucket.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    host = clusters.host(relay)
-    with pytest.raises((StoreError, RuntimeError)):
+    bucket.write_bytes(damage(whole))
+    time.sleep(2 * relaying.FRESH_S)  # a relay's list of versions may be a moment old
+    with pytest.raises((StoreError, TransferError), match=r"checksum|has no byte|decompressed"):
         host.update()
-    assert host.version is None
+    assert host.version == 0
+    assert got(host) == before
     bucket.write_bytes(whole)
     clusters.agree(host)
 

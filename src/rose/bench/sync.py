@@ -1,15 +1,17 @@
 """From a trainer's `publish` to an engine that generates with the new version.
 
-    trainer's files -- server, held back to the link's speed -- relay -- engine (vLLM, a real node)
+    trainer and its server, held back to the link's speed -- relay -- engine (vLLM, a real node)
 
-All over real sockets. A version of which a given share changed, and one of which everything did
-(what sending dense weights costs, through the same code, uncompressed), take turns on every link.
-Then the same for versions that a real RL loop makes, and while the engine is busy generating.
+Three processes, real sockets. A version of which a given share changed, and one of which everything
+did (what sending dense weights costs, through the same code, uncompressed), take turns on every
+link. Then the same for versions that a real RL loop makes, and while the engine is busy generating.
 """
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -30,7 +32,7 @@ from rose.bench.arrivals import Fixed
 from rose.cluster.node import Node
 from rose.transfer.manifest import digest
 from rose.transfer.publisher import Publisher, Report
-from rose.transfer.relay import Relay
+from rose.transfer.store import open_store
 from rose.transfer.store.files import FileStore
 from rose.transfer.store.server import Pace, Server
 from rose.transfer.store.tcp import TcpStore
@@ -75,18 +77,12 @@ class Site:
         self.publisher = Publisher(self.files)
         self.pace = Pace(UNLIMITED)
         self.far = Server(lambda job: self.files, pace=self.pace)
-        self.upstream = TcpStore(self.far.address, JOB)
-        self.relay = Relay(self.upstream, folder / "relay")
-        self.near = Server(lambda job: self.relay)
+        self.relay, self.near = _start_relay(self.far, folder)
         self._random = torch.Generator().manual_seed(0)
 
-    @property
-    def address(self) -> str:
-        return f"tcp://{self.near.address[0]}:{self.near.address[1]}"
-
     def close(self) -> None:
-        self.near.close()
-        self.upstream.close()
+        self.relay.terminate()
+        self.relay.wait()
         self.far.close()
 
     def change(self, share: float) -> None:
@@ -127,6 +123,24 @@ class Site:
         )  # fmt: skip
 
 
+def _start_relay(far: Server, folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """`rose relay`, and where it serves."""
+    upstream = f"tcp://{far.address[0]}:{far.address[1]}"
+    words = [*("relay", upstream, "--job", JOB, "--folder", str(folder / "relay"))]
+    relay = subprocess.Popen(
+        [sys.executable, "-m", "rose.cli", *words, "--listen", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert relay.stdout is not None
+    said = relay.stdout.readline()
+    if not said.startswith("serving "):
+        relay.kill()
+        raise RuntimeError("the relay did not start")
+    return relay, said.split()[-1]
+
+
 @asynccontextmanager
 async def site(node: Node, model: str) -> AsyncIterator[Site]:
     assert node.rollout is not None
@@ -137,7 +151,7 @@ async def site(node: Node, model: str) -> AsyncIterator[Site]:
             made = Site(Path(folder), model, EngineClient(session, node.rollout.url))
             try:
                 await asyncio.to_thread(made.publisher.publish, made.values, 0)
-                await made.engine.init(made.address, JOB, str(made.folder / "copy"))
+                await made.engine.init(made.near, JOB, str(made.folder / "copy"))
                 await made.engine.update(0, WAIT_S)
                 yield made
             finally:
@@ -185,7 +199,7 @@ async def real(here: Site, model: str, steps: int, say: Say) -> dict[str, Any]:
 
 async def wan_copies(here: Site, share: float) -> float:
     """Bytes that left the trainer's server per byte of the version, with many hosts behind."""
-    stores = [TcpStore(here.near.address, JOB) for _ in range(HOSTS)]
+    stores = [open_store(here.near, JOB) for _ in range(HOSTS)]
     hosts = [Subscriber(s, here.folder / f"host-{i}") for i, s in enumerate(stores)]
     for host in hosts:
         await asyncio.to_thread(host.update)
@@ -199,6 +213,7 @@ async def wan_copies(here: Site, share: float) -> float:
     for thread in threads:
         await asyncio.to_thread(thread.join)
     for store in stores:
+        assert isinstance(store, TcpStore)
         store.close()
     return (here.far.sent - sent) / report.stored
 

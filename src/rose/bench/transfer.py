@@ -77,34 +77,38 @@ async def _engine(
         await node.activate()
         assert node.rollout is not None
         async with sync.site(node, settings.model) as here:
-            with on_cores(config.where.cores):  # the engine is idle: its host core is not ours
+            relay = here.relay.pid
+            with on_cores(
+                config.where.cores, relay
+            ):  # the engine is idle, its host core is not ours
                 links = await sync.links(here, settings.gbps, SHARE, settings.rounds, say)
             note("links", links)
             note("bit_exact", await here.exact())
             note("wan_copies", await sync.wan_copies(here, SHARE))
-            with on_cores(config.where.host_cores):
+            with on_cores(config.where.host_cores, relay):
                 busy = await sync.throughput(here, node.rollout.url, SHARE, settings.rounds, say)
             note("throughput", busy)
             note("real", await sync.real(here, settings.model, 2 if settings.quick else 5, say))
 
 
 @contextmanager
-def on_cores(cores: Iterable[int]) -> Iterator[None]:
-    """Keep this process, which is trainer and relay too, from where the engine needs to be."""
+def on_cores(cores: Iterable[int], relay: int) -> Iterator[None]:
+    """Keep this process, which is the trainer, and the relay from where the engine needs to be."""
     before = os.sched_getaffinity(0)
-    _pin(cores)
+    _pin(cores, relay)
     try:
         yield
     finally:
-        _pin(before)
+        _pin(before, relay)
 
 
-def _pin(cores: Iterable[int]) -> None:
-    """All threads: servers and relay have theirs already, and new ones come from those."""
+def _pin(cores: Iterable[int], relay: int) -> None:
+    """All threads: servers have theirs already, and new ones come from those."""
     wanted = set(cores)
-    for thread in psutil.Process().threads():
-        with suppress(ProcessLookupError):  # it has ended since
-            priority.pin([thread.id], wanted)
+    for process in (psutil.Process(), psutil.Process(relay)):
+        for thread in process.threads():
+            with suppress(ProcessLookupError):  # it has ended since
+                priority.pin([thread.id], wanted)
 
 
 def _result(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:

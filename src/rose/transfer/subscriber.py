@@ -10,12 +10,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import xxhash
 from msgspec.structs import replace
 
 from rose.transfer import frame, layout
@@ -37,6 +38,9 @@ class Taken(NamedTuple):
     frames: list[tuple[Piece, int, Changes]]
     version: int | None = None
     """What they lead to."""
+
+
+Early = Callable[[Taken, Copy], None]
 
 
 class Subscriber:
@@ -71,15 +75,20 @@ class Subscriber:
             raise TransferError(f"{self._folder} has no whole version yet")
         return self._copy
 
-    def update(self) -> int | None:
-        """Take all steps to the newest version; returns it."""
+    def update(self, early: Early | None = None) -> int | None:
+        """Take all steps to the newest version; returns it.
+
+        `early` gets what one delta changes as soon as its bytes are here and verified, before the
+        copy has it. If the copy does not bear it later, that is the copy's fault.
+        """
         with locked(self._folder / "updating", fcntl.LOCK_EX):
             self._look()
             have = None if self._state is None else self._state.version
             self.taken = Taken(have, [])
-            for step in route(self._store.steps(), have):
+            steps = route(self._store.steps(), have)
+            for step in steps:
                 try:
-                    self._take(step)
+                    self._take(step, early if len(steps) == 1 else None)
                 except TransferError as error:
                     if have is None or not self._is_whole(step):
                         raise
@@ -108,7 +117,7 @@ class Subscriber:
                 self._copy = Copy(path, state.tensors)
         self._state = state
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: Step, early: Early | None) -> None:
         manifests = self._store.manifests(step)
         tensors = _tensors(manifests)
         if step.base is None:
@@ -121,11 +130,12 @@ class Subscriber:
                     f"version {step.version} has {tensor.name} as {tensor.dtype} of "
                     f"{tensor.shape}, which version {step.base} has not"
                 )
-        staged = []
-        for one in self._frames(manifests):
-            changes = _changes(one, step)
-            self._copy.patched(one.piece, one.number, changes, one.result)
-            staged.append((one.piece, one.number, changes))
+        fetched = list(self._frames(manifests))
+        staged = [(one.piece, one.number, _changes(one, step)) for one in fetched]
+        if early is not None and _are_whole(fetched, manifests):
+            early(Taken(step.base, staged, step.version), self._copy)
+        for one, (piece, index, changes) in zip(fetched, staged, strict=True):
+            self._copy.patched(piece, index, changes, one.result)
         with locked(self._folder / "reading", fcntl.LOCK_EX):
             self._say(replace(self._state, changing=True))
             for piece, index, changes in staged:
@@ -191,6 +201,22 @@ class Subscriber:
     def _say(self, state: State) -> None:
         write_state(self._folder, state)
         self._state = state
+
+
+def _are_whole(fetched: list[Fetched], manifests: list[Manifest]) -> bool:
+    """Whether the frames are all bytes of all buckets, and those have their checksums."""
+    buckets = [bucket for manifest in manifests for bucket in manifest.buckets]
+    if sum(len(one.data) for one in fetched) != sum(bucket.size for bucket in buckets):
+        return False
+    frames = iter(fetched)
+    for bucket in buckets:
+        state, left = xxhash.xxh3_128(), bucket.size
+        while left > 0 and (one := next(frames, None)) is not None:
+            state.update(one.data)
+            left -= len(one.data)
+        if left or state.digest() != bucket.digest:
+            return False
+    return True
 
 
 def newest_tensors(store: Store) -> list[Tensor]:

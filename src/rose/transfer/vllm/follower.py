@@ -12,11 +12,12 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from rose.transfer.copy import Copy, TransferError
 from rose.transfer.store.base import StoreError
-from rose.transfer.subscriber import Subscriber
+from rose.transfer.subscriber import Subscriber, Taken
 from rose.transfer.vllm.staging import Frames, Staged
 
 log = logging.getLogger("vllm.rose")
@@ -28,7 +29,8 @@ AGAIN_S = 0.02
 NICE = 10
 """Generation comes first."""
 
-Stage = Callable[[Copy, int, Frames | None], Staged]
+Stage = Callable[[Copy, int, Frames | None, bool], Staged | None]
+"""As `Live.stage`."""
 Open = Callable[[], tuple[Subscriber, Stage] | None]
 
 
@@ -126,24 +128,42 @@ class Follower:
                 self._changed.wait(AGAIN_S if behind else LOOK_S)
 
     def _follow(self, subscriber: Subscriber, stage: Stage) -> None:
-        subscriber.update()
+        try:
+            subscriber.update(early=partial(self._stage_early, stage))
+        finally:  # also without the store: an engine that restarts has the host's copy
+            if subscriber.version is not None:
+                self._stage(subscriber, stage)
+
+    def _stage_early(self, stage: Stage, taken: Taken, copy: Copy) -> None:
+        """What changes the model can be staged before the copy has it, unless it has to be compared
+        with the copy."""
+        if taken.version is None or taken.base is None or taken.base != self.version:
+            return
+        with suppress(TransferError):  # it comes again, and is told, when the copy has it
+            self._hold(stage, copy, taken.version, taken.frames, early=True)
+
+    def _stage(self, subscriber: Subscriber, stage: Stage) -> None:
         with subscriber.reading() as copy:
-            version = subscriber.version
-            with self._changed:
-                commits, model = self._commits, self.version
-                known = self._staged.version if self._staged else model
-            if version is None or version == known:
-                return
-            taken = subscriber.taken
-            all_of_it = model is not None and (taken.base, taken.version) == (model, version)
-            self._soon = True
-            try:
-                staged = stage(copy, version, taken.frames if all_of_it else None)
-            finally:
-                self._soon = False
+            version, taken, model = subscriber.version, subscriber.taken, self.version
+            if version is not None:
+                known = model is not None and (taken.base, taken.version) == (model, version)
+                self._hold(stage, copy, version, taken.frames if known else None)
+
+    def _hold(
+        self, stage: Stage, copy: Copy, version: int, frames: Frames | None, *, early: bool = False
+    ) -> None:
         with self._changed:
-            if commits == self._commits:
-                self._staged = staged
+            commits = self._commits
+            if version == (self._staged.version if self._staged else self.version):
+                return
+        self._soon = True
+        try:
+            staged = stage(copy, version, frames, early)
+        finally:
+            self._soon = False
+        with self._changed:
+            if staged is not None and commits == self._commits:
+                self._staged, self._error = staged, ""
                 self._changed.notify_all()
 
     def _ready(self, version: int) -> bool:

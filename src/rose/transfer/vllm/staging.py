@@ -91,14 +91,21 @@ class Live:
         for name in placement.placed:
             self._check(name)
 
-    def stage(self, copy: Copy, version: int, taken: Frames | None) -> Staged:
-        """`taken`: all that changed since the version of the parameters; None if not known."""
+    def stage(
+        self, copy: Copy, version: int, taken: Frames | None, early: bool = False
+    ) -> Staged | None:
+        """`taken`: all that changed since the version of the parameters; None if not known.
+
+        `early`: the copy is not that version yet; None if its elements are needed.
+        """
         staged = Staged(version)
         compared = changed = set(copy.tensors)
         if taken is not None:
             changed = {piece.tensor for piece, _, _ in taken}
             compared = {piece.tensor for piece, _, changes in taken if _is_dense(changes)}
         anew = self._to_pack(changed, compared)
+        if early and (compared or anew):
+            return None
         scattered = _Scattered()
         for piece, index, changes in taken or ():
             if piece.tensor not in compared:
