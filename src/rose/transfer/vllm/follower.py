@@ -26,6 +26,9 @@ LOOK_S = 1.0
 """How often a store is looked at when nobody says that there is something new."""
 AGAIN_S = 0.02
 """The same while somebody waits for a version."""
+AHEAD_S = 0.5
+"""How long a version that somebody waits for goes ahead of the host's copy: patching would slow its
+commit."""
 NICE = 10
 """Generation comes first."""
 
@@ -141,6 +144,9 @@ class Follower:
             return
         with suppress(TransferError):  # it comes again, and is told, when the copy has it
             self._hold(stage, copy, taken.version, taken.frames, early=True)
+        with self._changed:
+            if self._staged is not None and self._wanted >= taken.version:
+                self._changed.wait_for(lambda: self._staged is None or self._stopping, AHEAD_S)
 
     def _stage(self, subscriber: Subscriber, stage: Stage) -> None:
         with subscriber.reading() as copy:
