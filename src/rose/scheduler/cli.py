@@ -1,0 +1,76 @@
+"""`rose scheduler`. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, NoReturn
+from urllib.parse import urlsplit
+
+import typer
+
+SECRET = "ROSE_SCHEDULER_SECRET"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def _fail(message: object) -> NoReturn:
+    typer.echo(f"rose: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def scheduler(
+    engine: Annotated[list[str], typer.Option(help="URL of a rollout engine; may be repeated.")],
+    job: Annotated[
+        list[str] | None, typer.Option(help="A job; all but the first are at /jobs/NAME/.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help=f"HOST:PORT; to be reached from elsewhere set {SECRET}.")
+    ] = "127.0.0.1:8400",
+    ledger: Annotated[Path, typer.Option(help="File that survives a restart.")] = Path(
+        "rose-ledger.sqlite"
+    ),
+    placement: Annotated[str, typer.Option(help="Where turns go; see docs/scheduler.md.")] = "cost",
+    order: Annotated[str, typer.Option(help="Which turn is next.")] = "longest_first",
+    stall_s: Annotated[float, typer.Option(help="Silence that means that an engine hangs.")] = 2.0,
+    most_waiting: Annotated[int, typer.Option(min=1, help="Turns that may wait.")] = 10_000,
+) -> None:
+    """One URL in front of many rollout engines: looks like one vLLM server to an RL framework."""
+    from rose.scheduler import order as orders
+    from rose.scheduler import placement as placements
+    from rose.scheduler.ledger import LedgerError
+    from rose.scheduler.process import Settings, run
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        _fail(f"--listen {listen} is not HOST:PORT")
+    secret = os.environ.get(SECRET, "")
+    if host not in LOOPBACK and not secret:
+        _fail(f"--listen {listen} can be reached from elsewhere: set {SECRET}")
+    for url in engine:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            _fail(f"--engine {url} is not a URL such as http://127.0.0.1:8302")
+    if placement not in placements.POLICIES:
+        _fail(f"--placement {placement}: choose from {', '.join(placements.POLICIES)}")
+    if order not in orders.POLICIES:
+        _fail(f"--order {order}: choose from {', '.join(orders.POLICIES)}")
+    if stall_s <= 0:
+        _fail(f"--stall-s {stall_s:g} is not above 0")
+    settings = Settings(
+        engines=tuple(url.rstrip("/") for url in engine),
+        jobs=tuple(job or ["default"]),
+        host=host,
+        port=int(port),
+        ledger=ledger,
+        placement=placement,
+        order=order,
+        stall_s=stall_s,
+        most_waiting=most_waiting,
+        secret=secret,
+    )
+    try:
+        asyncio.run(run(settings))
+    except (LedgerError, OSError) as error:
+        _fail(error)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

@@ -1,0 +1,322 @@
+"""The scheduler itself, without I/O: told what happens and when, says what to do.
+
+    submit      a client's turn comes in
+    arrived     an engine sent something of a turn
+    cut         an engine, or the way to it, failed a turn
+    cancel      the client no longer wants it
+    join, leave, and the fields of `Engine`: what is known of engines
+    decide      what to do now: turns to start, turns to stop
+
+The live process (`service`), the simulation and the planner run this very code. It never waits,
+never looks at a clock and draws no random numbers. A turn that was taken is never lost: it is in a
+queue, at an engine, or over.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rose.scheduler import order, placement, prefixes
+from rose.scheduler.facts import Standing
+from rose.scheduler.fleet import Engine
+from rose.scheduler.order import Lengths, Waiting
+from rose.scheduler.placement import Placing
+from rose.scheduler.prefixes import Prefixes
+from rose.scheduler.turn import Ask, Chunk, Cut, State, Turn
+
+STALL_S = 2.0
+"""As in the paper: an engine that sends nothing for so long does not work."""
+LOOK_FURTHER = 8
+"""Turns behind one that cannot be placed which are tried before waiting."""
+CUT_REASONS = ("abort", "error")
+"""Ends that are not the turn's own."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    placement: str = "cost"
+    order: str = "longest_first"
+    stall_s: float = STALL_S
+    most_waiting: int = 10_000
+    """Turns that may wait, per job; more are refused for now."""
+
+
+@dataclass
+class Job:
+    """`share`: of the fleet, against other jobs that want it too."""
+
+    name: str
+    share: float = 1.0
+    most_running: int = 1 << 30
+    max_staleness: int | None = None
+    """Versions that an engine may be behind; None: any."""
+    version: int | None = None
+    """The newest, if versions are numbers that we were told."""
+    running: int = 0
+    queue: list[tuple[float, int, str]] = field(default_factory=list)
+    lengths: Lengths = field(default_factory=Lengths)
+
+    def may_use(self, engine: Engine) -> bool:
+        if engine.jobs and self.name not in engine.jobs:
+            return False
+        if self.max_staleness is None or self.version is None:
+            return True
+        behind = self.version - int(engine.version) if engine.version.isdigit() else None
+        return behind is not None and behind <= self.max_staleness
+
+
+class Start(NamedTuple):
+    turn: Turn
+    engine: Engine
+    salt: str
+
+
+class Stop(NamedTuple):
+    """Nobody wants what this attempt may still send."""
+
+    turn: Turn
+    engine: Engine
+    attempt: int
+
+
+class Full(Exception):
+    """More turns wait than may; try again later."""
+
+
+class Scheduler:
+    def __init__(self, rules: Rules | None = None) -> None:
+        self.rules = rules or Rules()
+        self.jobs: dict[str, Job] = {}
+        self.engines: dict[str, Engine] = {}
+        self.turns: dict[str, Turn] = {}
+        """That are not over, and over ones that nobody has fetched yet (`forget`)."""
+        self.prefixes = Prefixes()
+        self.cuts: Counter[Cut] = Counter()
+        self.hits = self.looked = 0
+        """Prompt tokens that engines had cached, and all, of turns placed."""
+        self._before: dict[str, tuple[str, int]] = {}
+        """Of trajectories: engine of the last turn, and how many there were."""
+        self._stops: list[Stop] = []
+        self._numbers = itertools.count()
+        self._placed = 0
+
+    # ---- turns
+
+    def submit(self, ask: Ask, now: float) -> Turn:
+        """Take a turn; one that is known is the same turn, whatever is asked the second time."""
+        if (known := self.turns.get(ask.id)) is not None:
+            return known
+        job = self.jobs[ask.job]
+        if len(job.queue) >= self.rules.most_waiting:
+            raise Full(f"job {job.name} has {len(job.queue)} turns waiting")
+        turn = self.turns[ask.id] = Turn(ask, now, since=now)
+        self._queue(turn, now)
+        return turn
+
+    def restore(self, turn: Turn, now: float) -> None:
+        """Of a ledger: go on with a turn from its tokens so far, or keep it for who asks."""
+        self.turns[turn.ask.id] = turn
+        if not turn.over:
+            turn.state, turn.engine, turn.since = State.QUEUED, None, now
+            turn.attempt += 1
+            self._queue(turn, now)
+
+    def arrived(self, turn: Turn, attempt: int, chunk: Chunk, now: float) -> None:
+        if turn.over or attempt != turn.attempt or turn.engine is None:
+            return  # of an attempt that was given up
+        engine = self.engines[turn.engine]
+        if chunk.tokens:
+            engine.hear(turn, len(chunk.tokens), now)
+        if chunk.cached is not None:
+            self.hits += chunk.cached - turn.cached
+            self.prefixes.correct(engine.id, turn.cached, chunk.cached)
+        turn.take(chunk, engine.version, now)
+        if chunk.finish is None and turn.left > 0:
+            return
+        if chunk.finish in CUT_REASONS and turn.left > 0:
+            self.cut(turn, attempt, Cut.REVOKED, now)
+            return
+        turn.finish = "length" if chunk.finish in (None, *CUT_REASONS) else chunk.finish
+        turn.stop = chunk.stop
+        self._end(turn, State.DONE, now)
+
+    def cut(self, turn: Turn, attempt: int, why: Cut, now: float) -> None:
+        """It did not end where it is: back to the queue with what it has."""
+        if turn.over or attempt != turn.attempt or turn.engine is None:
+            return
+        engine = self.engines.get(turn.engine)
+        if engine is not None:
+            engine.end(turn)
+            engine.fail(why, now)
+        self.cuts[why] += 1
+        turn.cuts.append(why)
+        self.jobs[turn.ask.job].running -= 1
+        turn.state, turn.engine, turn.since = State.QUEUED, None, now
+        turn.attempt += 1
+        self._queue(turn, now)
+
+    def refuse(self, turn: Turn, attempt: int, status: int, why: str, now: float) -> None:
+        """An engine says that what is asked is wrong: no other would say otherwise."""
+        if not turn.over and attempt == turn.attempt:
+            turn.status, turn.error = status, why
+            self._end(turn, State.ABORTED, now)
+
+    def cancel(self, turn: Turn, now: float) -> None:
+        if not turn.over:
+            if turn.engine is not None:
+                self._stops.append(Stop(turn, self.engines[turn.engine], turn.attempt))
+            self._end(turn, State.ABORTED, now)
+
+    def forget(self, turn: Turn) -> None:
+        """Its result is where it belongs."""
+        if turn.over:
+            self.turns.pop(turn.ask.id, None)
+
+    # ---- engines
+
+    def join(self, engine: Engine, now: float) -> None:
+        engine.joined = now
+        self.engines[engine.id] = engine
+
+    def leave(self, id_: str, now: float) -> None:
+        """It is gone: what it had goes on elsewhere."""
+        if (engine := self.engines.get(id_)) is not None:
+            self.clear(engine, Cut.GONE, now)
+            del self.engines[id_]
+            self.prefixes.forget(id_)
+
+    def clear(self, engine: Engine, why: Cut, now: float) -> None:
+        """Take all turns away from an engine."""
+        for turn in list(engine.turns.values()):
+            self._stops.append(Stop(turn, engine, turn.attempt))
+            self.cut(turn, turn.attempt, why, now)
+
+    # ---- deciding
+
+    def decide(self, now: float) -> list[Start | Stop]:
+        self._end_stalls(now)
+        done: list[Start | Stop] = [*self._stops]
+        self._stops.clear()
+        while (start := self._next(now)) is not None:
+            done.append(start)
+        return done
+
+    def _end_stalls(self, now: float) -> None:
+        for engine in self.engines.values():
+            late = (t for t in engine.turns.values() if engine.silent(t, now) > self.rules.stall_s)
+            if next(late, None) is not None and self._others(engine, now):
+                self.clear(engine, Cut.STALLED, now)
+
+    def _others(self, engine: Engine, now: float) -> bool:
+        """Whether anybody else could go on with what an engine has."""
+        return any(
+            other is not engine and other.standing(now) == Standing.READY
+            for other in self.engines.values()
+        )
+
+    def _next(self, now: float) -> Start | None:
+        """The next turn that can be placed, of the job that has least of its share."""
+        waiting = [job for job in self.jobs.values() if job.queue]
+        for job in sorted(waiting, key=lambda job: (job.running / job.share, job.name)):
+            if job.running < job.most_running and (start := self._first(job, now)) is not None:
+                return start
+        return None
+
+    def _first(self, job: Job, now: float) -> Start | None:
+        usable = [e for e in self.engines.values() if job.may_use(e)]
+        if not any(e.standing(now) == Standing.READY for e in usable):
+            return None
+        missed: list[tuple[float, int, str]] = []
+        found = None
+        while job.queue and len(missed) < LOOK_FURTHER and found is None:
+            entry = heapq.heappop(job.queue)
+            turn = self.turns.get(entry[2])
+            if turn is None or turn.state != State.QUEUED:
+                continue
+            found = self._place(turn, job, usable, now)
+            if found is None:
+                missed.append(entry)
+        for entry in missed:
+            heapq.heappush(job.queue, entry)
+        return found
+
+    def _place(self, turn: Turn, job: Job, usable: Iterable[Engine], now: float) -> Start | None:
+        ask = turn.ask
+        tokens = ask.prompt + turn.tokens
+        names = {e.version: prefixes.chain(tokens, _salt(job, e)) for e in usable}
+        cached: dict[str, int] = {}
+        for version, chain in names.items():
+            held = self.prefixes.cached(chain)
+            cached |= {
+                id_: n
+                for id_, n in held.items()
+                if id_ in self.engines and self.engines[id_].version == version
+            }
+        before = self._before.get(ask.trajectory, (None, 0))[0]
+        if before is None and cached:
+            before = max(cached, key=lambda id_: (cached[id_], id_))
+        expected = max(1, round(min(turn.left, self._expect(turn, job))))
+        asked = Placing(len(tokens), expected, cached, before, self._placed)
+        chosen = placement.place(self.rules.placement, asked, [e.facts(now) for e in usable])
+        if chosen is None:
+            return None
+        engine = self.engines[chosen.id]
+        had = cached.get(engine.id, 0)
+        self.prefixes.hold(engine.id, names[engine.version], engine.capacity)
+        turn.cached = had
+        self.hits += had
+        self.looked += len(tokens)
+        self._placed += 1
+        engine.begin(turn, len(tokens) - had, len(tokens) + expected, now)
+        job.running += 1
+        turn.state, turn.engine, turn.since, turn.sent = (
+            State.PLACED,
+            engine.id,
+            now,
+            len(turn.tokens),
+        )
+        self._remember(ask, engine)
+        return Start(turn, engine, _salt(job, engine))
+
+    # ---- bookkeeping
+
+    def _queue(self, turn: Turn, now: float) -> None:
+        job = self.jobs[turn.ask.job]
+        turns = self._before.get(turn.ask.trajectory, ("", 0))[1]
+        waiting = Waiting(turn.arrived, self._expect(turn, job), turns)
+        rank = order.rank(self.rules.order, waiting)
+        heapq.heappush(job.queue, (rank, next(self._numbers), turn.ask.id))
+
+    def _expect(self, turn: Turn, job: Job) -> float:
+        ask = turn.ask
+        expected = job.lengths.expect(f"t:{ask.trajectory}", f"g:{ask.group}", "all")
+        return min(max(expected - len(turn.tokens), 16.0), float(turn.left))
+
+    def _end(self, turn: Turn, state: State, now: float) -> None:
+        job = self.jobs[turn.ask.job]
+        if turn.engine is not None:
+            job.running -= 1
+            if (engine := self.engines.get(turn.engine)) is not None:
+                engine.end(turn)
+        if state == State.DONE:
+            trajectory, group = f"t:{turn.ask.trajectory}", f"g:{turn.ask.group}"
+            job.lengths.add(len(turn.tokens), trajectory, group, "all")
+        turn.state, turn.since = state, now
+
+    def _remember(self, ask: Ask, engine: Engine) -> None:
+        if ask.trajectory:
+            _, turns = self._before.pop(ask.trajectory, ("", 0))
+            if not ask.last:
+                self._before[ask.trajectory] = (engine.id, turns + 1)
+            while len(self._before) > Lengths.MOST:
+                del self._before[next(iter(self._before))]
+
+
+def _salt(job: Job, engine: Engine) -> str:
+    """Other weights, other prefixes: nothing has to be flushed when versions change."""
+    return f"{job.name}-w{engine.version or 0}"

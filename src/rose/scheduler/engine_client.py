@@ -1,0 +1,149 @@
+"""Talking to one engine, real or emulated: vLLM's token-in-token-out route, streamed.
+
+Differences between engine releases' answers are dealt with here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from rose.scheduler.turn import Chunk, Span
+
+CONNECT_S = 5.0
+DATA, END = b"data: ", b"[DONE]"
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[Any] | None = None
+
+
+class _Span(msgspec.Struct):
+    start: int
+    version: str | int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Refused(Exception):
+    """The engine finds the request itself wrong."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Broken(Exception):
+    """The engine, or the way to it, failed."""
+
+
+def open_session() -> aiohttp.ClientSession:
+    """For all engines: as many connections as turns, and no time limit but on connecting."""
+    timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
+    return aiohttp.ClientSession(timeout=timeout, connector=connector)
+
+
+async def call(
+    session: aiohttp.ClientSession, method: str, url: str, body: bytes | None, timeout_s: float
+) -> tuple[int, bytes]:
+    """Any other route, whole."""
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    timeout = aiohttp.ClientTimeout(total=timeout_s, connect=CONNECT_S)
+    try:
+        async with session.request(
+            method, url, data=body, headers=headers, timeout=timeout
+        ) as answer:
+            return answer.status, await answer.read()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise Broken(f"{url}: {type(error).__name__} {error}") from error
+
+
+async def generate(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], headers: dict[str, str]
+) -> AsyncIterator[Chunk]:
+    """The chunks of an attempt. Ends without a `finish` if the engine said none."""
+    try:
+        async with session.post(
+            f"{url}/inference/v1/generate",
+            data=_encode(body),
+            headers={"Content-Type": "application/json", **headers},
+        ) as answer:
+            if answer.status != 200:
+                _fail(answer.status, await answer.text())
+            async for line in answer.content:
+                if line.startswith(DATA) and not line.startswith(END, len(DATA)):
+                    chunk = _chunk(line[len(DATA) :])
+                    if chunk is not None:
+                        yield chunk
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise Broken(f"{url}: {type(error).__name__} {error}") from error
+
+
+def _fail(status: int, text: str) -> None:
+    if 400 <= status < 500 and status not in (404, 408, 409, 425, 429):
+        raise Refused(status, _message(text))
+    raise Broken(f"{status} {text[:200]}")
+
+
+def _message(text: str) -> str:
+    try:
+        said = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text[:500]
+    error = said.get("error", said) if isinstance(said, dict) else said
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+def _chunk(data: bytes) -> Chunk | None:
+    try:
+        event = _decode(data)
+    except msgspec.DecodeError as error:
+        raise Broken(f"not an event: {error}") from error
+    if event.error is not None:
+        raise Broken(str(event.error))
+    cached = None
+    if event.usage is not None and event.usage.prompt_tokens_details is not None:
+        cached = event.usage.prompt_tokens_details.cached_tokens
+    if not event.choices:
+        return None if cached is None else Chunk([], cached=cached)
+    choice = event.choices[0]
+    logprobs = choice.logprobs.content if choice.logprobs is not None else None
+    spans = None
+    if choice.weight_versions:
+        spans = [Span(one.start, str(one.version)) for one in choice.weight_versions]
+    return Chunk(
+        choice.token_ids or [],
+        logprobs,
+        choice.finish_reason,
+        choice.stop_reason,
+        spans,
+        cached,
+    )

@@ -1,0 +1,68 @@
+"""What is known of engines: plain facts that placement and provisioning decide on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Standing(StrEnum):
+    """Whether an engine may get turns."""
+
+    READY = "ready"
+    UPDATING = "updating"
+    """It has not the weights that are wanted."""
+    DRAINING = "draining"
+    """It ends what it has and gets nothing new."""
+    SUSPECT = "suspect"
+    """It failed or stalled a moment ago."""
+    DORMANT = "dormant"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A step with n turns takes about `step_s + turn_s * n`; a prompt token `prefill_s`."""
+
+    step_s: float = 0.02
+    turn_s: float = 0.002
+    prefill_s: float = 0.0005
+
+    def token_s(self, turns: int) -> float:
+        """Between two tokens of a turn, with so many at once."""
+        return self.step_s + self.turn_s * max(1, turns)
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """An engine as a policy sees it."""
+
+    id: str
+    borrowed: bool = False
+    standing: Standing = Standing.READY
+    running: int = 0
+    """Turns placed there that have not ended."""
+    prefill_left: int = 0
+    """Prompt tokens of those that have not sent anything yet, without cached ones."""
+    context: int = 0
+    """Tokens that those turns hold, and are expected to."""
+    capacity: int = 1 << 30
+    """Tokens of KV memory."""
+    speed: Speed = Speed()
+    lent: float = 1.0
+    """Share of its compute that rollouts have got lately: less than one where serving is busy."""
+    revoked_per_s: float = 0.0
+    """How often turns are cut there, lately."""
+    version: str = ""
+
+    @property
+    def slots(self) -> int:
+        """Turns beyond which one more hardly adds throughput."""
+        worth = WORTH * self.speed.step_s / max(self.speed.turn_s, 1e-6)
+        return max(1, min(MOST_TURNS, round(worth)))
+
+
+MOST_TURNS = 256
+"""vLLM's `--max-num-seqs` on most devices: more would wait there, where they cannot be moved."""
+WORTH = 9.0
+"""At 9 times step_s / turn_s turns a step is nine tenths their own work: another one adds about a
+tenth of its share, and makes all the others slower."""

@@ -1,0 +1,115 @@
+"""The engines that turns can go to: what they run, how fast they are, whether they may be trusted.
+
+Plain bookkeeping without I/O, driven by what the scheduler hears of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from rose.scheduler.facts import EngineFacts, Speed, Standing
+from rose.scheduler.speed import Meter
+from rose.scheduler.turn import Cut, Turn
+
+SUSPECT_FIRST_S, SUSPECT_LAST_S = 0.25, 30.0
+"""How long an engine that failed gets nothing new; longer every time it fails again."""
+REMEMBERED_CUTS = 32
+CUT_MEMORY_S = 300.0
+"""Cuts older than this no longer count for an engine's risk."""
+
+
+@dataclass
+class Engine:
+    id: str
+    url: str
+    borrowed: bool = False
+    capacity: int = 1 << 30
+    jobs: frozenset[str] = frozenset()
+    """That it may serve; any if empty."""
+    version: str = ""
+    joined: float = 0.0
+    draining: bool = False
+    active: bool = True
+    """The engine takes turns: it is not dormant."""
+    updating: bool = False
+    """Its weights are not what it should have."""
+    lent: float = 1.0
+    meter: Meter = field(default_factory=Meter)
+    turns: dict[str, Turn] = field(default_factory=dict)
+    uncached: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens to be computed, of turns that have sent nothing yet."""
+    expected: dict[str, int] = field(default_factory=dict)
+    """Tokens that each turn will hold in the end."""
+    heard: float = 0.0
+    """When the last token of any turn came."""
+    suspect_until: float = 0.0
+    _suspect_s: float = SUSPECT_FIRST_S
+    _cuts: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CUTS))
+
+    def standing(self, now: float) -> Standing:
+        if not self.active:
+            return Standing.DORMANT
+        if self.draining:
+            return Standing.DRAINING
+        if self.updating:
+            return Standing.UPDATING
+        return Standing.SUSPECT if now < self.suspect_until else Standing.READY
+
+    def facts(self, now: float) -> EngineFacts:
+        return EngineFacts(
+            id=self.id,
+            borrowed=self.borrowed,
+            standing=self.standing(now),
+            running=len(self.turns),
+            prefill_left=sum(self.uncached.values()),
+            context=sum(self.expected.values()),
+            capacity=self.capacity,
+            speed=self.meter.speed,
+            lent=self.lent,
+            revoked_per_s=self._cuts_per_s(now),
+            version=self.version,
+        )
+
+    @property
+    def speed(self) -> Speed:
+        return self.meter.speed
+
+    def begin(self, turn: Turn, uncached: int, expected: int, now: float) -> None:
+        self.turns[turn.ask.id] = turn
+        self.uncached[turn.ask.id] = uncached
+        self.expected[turn.ask.id] = expected
+        self.heard = max(self.heard, now) if len(self.turns) > 1 else now
+
+    def hear(self, turn: Turn, tokens: int, now: float) -> None:
+        """Tokens of a turn have come."""
+        uncached = self.uncached.pop(turn.ask.id, None)
+        if uncached is None:
+            self.meter.gap(len(self.turns), (now - turn.since) / tokens)
+        elif not self.uncached:
+            self.meter.first(uncached, now - turn.since)
+        self.heard = now
+        self._suspect_s = SUSPECT_FIRST_S
+
+    def end(self, turn: Turn) -> None:
+        self.turns.pop(turn.ask.id, None)
+        self.uncached.pop(turn.ask.id, None)
+        self.expected.pop(turn.ask.id, None)
+
+    def fail(self, why: Cut, now: float) -> None:
+        """A turn was cut here: for a while nothing new comes, unless it has since begun to."""
+        self._cuts.append(now)
+        if now >= self.suspect_until:
+            self.suspect_until = now + self._suspect_s
+            self._suspect_s = min(2 * self._suspect_s, SUSPECT_LAST_S)
+
+    def silent(self, turn: Turn, now: float) -> float:
+        """How long nothing has come though something could: no token of any turn, and the prompts
+        that are being computed should have been done."""
+        due = max(turn.since, self.heard)
+        computing = sum(self.uncached.values()) * self.speed.prefill_s / max(self.lent, 0.01)
+        return now - due - computing - self.speed.token_s(len(self.turns))
+
+    def _cuts_per_s(self, now: float) -> float:
+        recent = sum(1 for at in self._cuts if now - at < CUT_MEMORY_S)
+        return recent / max(60.0, min(CUT_MEMORY_S, now - self.joined)) if recent else 0.0

@@ -1,0 +1,162 @@
+"""The routes, for the one job or for many under `/jobs/NAME/`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from rose.scheduler.frontdoor import control, splitting, texts
+from rose.scheduler.frontdoor.errors import END, Wrong, answer, event, json, read
+from rose.scheduler.frontdoor.exchange import Exchange, Left, exchange
+from rose.scheduler.service import Service
+from rose.scheduler.turn import Turn
+
+log = logging.getLogger("rose.scheduler")
+Handler = Callable[[Request], Awaitable[Response]]
+CLIENT_LEFT = 499
+"""As nginx has it; nobody reads it."""
+
+
+def application(service: Service, default_job: str) -> Starlette:
+    door = Door(service, default_job)
+    routes = door.routes()
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    return Starlette(routes=[*routes, Mount("/jobs/{job}", routes=routes)], lifespan=lifespan)
+
+
+class Door:
+    def __init__(self, service: Service, default_job: str) -> None:
+        self._service = service
+        self._default_job = default_job
+        self._control = control.Control(service)
+
+    def routes(self) -> list[Route]:
+        found = [
+            Route("/inference/v1/generate", self._safely(self.generate), methods=["POST"]),
+            Route("/v1/completions", self._safely(self._text(texts.COMPLETIONS)), methods=["POST"]),
+            Route("/v1/chat/completions", self._safely(self._text(texts.CHAT)), methods=["POST"]),
+            Route("/health", self._safely(self.health)),
+            Route("/get_world_size", self._safely(self._of_job(self._control.world_size))),
+            Route("/weight_info", self._safely(self._of_job(self._control.weight_info))),
+            Route("/abort_requests", self._safely(self.abort), methods=["POST"]),
+        ]
+        for name in control.TO_ALL:
+            told = self._told(self._control.to_all, name)
+            found.append(Route(f"/{name}", self._safely(told), methods=["POST"]))
+        for name in control.FROM_ONE:
+            told = self._told(self._control.from_one, name)
+            found.append(Route(f"/{name}", self._safely(told)))
+        return found
+
+    # ---- turns
+
+    async def generate(self, request: Request) -> Response:
+        body = await read(request)
+        job = self._job(request)
+        asked = splitting.parse(body)
+        going = Exchange(self._service, request, job)
+        async with exchange(going):
+            room = await self._service.context(job)
+            turns = going.begin(splitting.split(body, job, going.id, 0, going.trajectory, room))
+            if asked.stream:
+                return StreamingResponse(
+                    self._events(going, self._generated(going)), media_type="text/event-stream"
+                )
+            await going.finish()
+        return json(splitting.join(going.id, turns, with_prompt=bool(asked.return_token_ids)))
+
+    async def _generated(self, going: Exchange) -> AsyncIterator[bytes]:
+        async for index, turn, before, over in going.stream():
+            part = splitting.part(index, turn, before, over=over)
+            yield event({"request_id": going.id, "output_mode": "tokens", "choices": [part]})
+        yield END
+
+    def _text(self, route: texts.Route) -> Handler:
+        async def handle(request: Request) -> Response:
+            body = await read(request)
+            job = self._job(request)
+            going = Exchange(self._service, request, job)
+            async with exchange(going):
+                rendered = await route.render(self._service, job, body)
+                room = await self._service.context(job)
+                asks = [
+                    splitting.split(one, job, going.id, number, going.trajectory, room)
+                    for number, one in enumerate(rendered)
+                ]
+                taken = iter(going.begin([ask for of_prompt in asks for ask in of_prompt]))
+                prompts: list[list[Turn]] = [[next(taken) for _ in of_prompt] for of_prompt in asks]
+                if body.get("stream"):
+                    events = texts.stream(route, going, body, prompts)
+                    return StreamingResponse(
+                        self._events(going, events), media_type="text/event-stream"
+                    )
+                await going.finish()
+                return json(await route.derender(going, body, prompts))
+
+        return handle
+
+    async def _events(self, going: Exchange, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """A stream whose client leaves is closed; then its turns are nobody's."""
+        async with exchange(going):
+            async for each in events:
+                yield each
+            for turn in going.turns:
+                if turn.error:
+                    yield event({"error": {"message": turn.error, "code": turn.status}})
+
+    async def abort(self, request: Request) -> Response:
+        body = await read(request)
+        wanted = set(body.get("request_ids") or ())
+        for turn in list(self._service.core.turns.values()):
+            request_id = turn.ask.id.split("/", 1)[1].rsplit("/", 1)[0]
+            if request_id in wanted or (not wanted and turn.ask.job == self._job(request)):
+                self._service.cancel(turn)
+        return json({})
+
+    # ---- the rest
+
+    async def health(self, request: Request) -> Response:
+        """The front door itself: without engines turns wait, which is not ill health."""
+        if self._service.ledger.failed:
+            return answer(503, self._service.ledger.failed, "ServiceUnavailableError")
+        return Response()
+
+    def _job(self, request: Request) -> str:
+        name = str(request.path_params.get("job", self._default_job))
+        if name not in self._service.core.jobs:
+            raise Wrong(404, f"there is no job {name}", "NotFoundError")
+        return name
+
+    def _of_job(self, act: Callable[[str], Awaitable[Response]]) -> Handler:
+        async def handle(request: Request) -> Response:
+            return await act(self._job(request))
+
+        return handle
+
+    def _told(self, act: Callable[[Request, str, str], Awaitable[Response]], name: str) -> Handler:
+        async def handle(request: Request) -> Response:
+            return await act(request, self._job(request), name)
+
+        return handle
+
+    def _safely(self, handle: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Wrong as error:
+                return answer(error.status, str(error), error.kind)
+            except (Left, ClientDisconnect):
+                return Response(status_code=CLIENT_LEFT)
+
+        return guarded

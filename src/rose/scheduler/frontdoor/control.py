@@ -1,0 +1,84 @@
+"""Control calls: what a trainer tells the one server it sees is told to all engines behind it.
+
+They may be repeated: TRL posts again after an error, and an engine that has done it says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rose.scheduler.frontdoor.errors import Wrong, answer, json
+from rose.scheduler.service import Service
+
+TO_ALL = (
+    "pause",
+    "resume",
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+    "finish_weight_update",
+    "reset_prefix_cache",
+)
+FROM_ONE = ("v1/models", "server_info", "version", "is_paused")
+
+
+class Control:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._turn = asyncio.Lock()
+        """One at a time: engines' updates have an order."""
+
+    async def to_all(self, request: Request, job: str, name: str) -> Response:
+        body = await request.body() or None
+        query = f"?{request.url.query}" if request.url.query else ""
+        async with self._turn:
+            answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
+        if not answers:
+            raise Wrong(503, f"no engine of job {job} is there", "ServiceUnavailableError")
+        failed = [(engine, status, data) for engine, status, data in answers if status >= 400]
+        if failed:
+            _, status, data = failed[0]
+            said = data.decode(errors="replace")[:500]
+            return answer(status, f"{len(failed)} of {len(answers)} engines refuse /{name}: {said}")
+        if name == "finish_weight_update":
+            self._note_version(job, body)
+        return Response(answers[0][2], media_type="application/json")
+
+    def _note_version(self, job: str, body: bytes | None) -> None:
+        version = str(msgspec.json.decode(body or b"{}").get("weight_version") or "")
+        core = self._service.core
+        for engine in core.engines.values():
+            if not engine.jobs or job in engine.jobs:
+                engine.version = version
+        if version.isdigit():
+            core.jobs[job].version = int(version)
+
+    async def from_one(self, request: Request, job: str, name: str) -> Response:
+        query = f"?{request.url.query}" if request.url.query else ""
+        status, data = await self._service.ask(job, "GET", f"/{name}{query}", None)
+        return Response(data, status, media_type="application/json")
+
+    async def world_size(self, job: str) -> Response:
+        """All ranks of all engines: what a trainer that broadcasts would have to reach."""
+        answers = await self._service.everybody(job, "GET", "/get_world_size", None)
+        sizes = [
+            msgspec.json.decode(data)["world_size"] for _, status, data in answers if status == 200
+        ]
+        return json({"world_size": sum(sizes)})
+
+    async def weight_info(self, job: str) -> Response:
+        """The version that all have at least, and who is where."""
+        engines = [e for e in self._service.core.engines.values() if not e.jobs or job in e.jobs]
+        where = {engine.id: engine.version for engine in engines}
+        return json({"weight_version": _oldest(list(where.values())), "engines": where})
+
+
+def _oldest(versions: list[Any]) -> Any:
+    if versions and all(version.isdigit() for version in versions):
+        return min(versions, key=int)
+    return versions[0] if len(set(versions)) == 1 else None

@@ -1,0 +1,118 @@
+"""One client's request while it is being answered: its turns, and whether anybody still listens."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from rose.scheduler.core import Full
+from rose.scheduler.frontdoor.errors import Wrong
+from rose.scheduler.service import Service
+from rose.scheduler.turn import Ask, State, Turn
+
+T = TypeVar("T")
+GRACE_S = 30.0
+"""A request with an id of its client's goes on for so long without it: it may ask again."""
+
+
+class Left(Exception):
+    """The client is gone."""
+
+
+class Exchange:
+    def __init__(self, service: Service, request: Request, job: str) -> None:
+        self.service = service
+        self.job = job
+        given = request.headers.get("x-request-id", "")
+        self.again = bool(given)
+        """The client may come back for it."""
+        self.id = f"{job}/{given or uuid.uuid4().hex}"
+        self.trajectory = request.headers.get("x-session-id", "")
+        self.turns: list[Turn] = []
+        self._request = request
+
+    def begin(self, asks: list[Ask]) -> list[Turn]:
+        try:
+            taken = [self.service.submit(ask) for ask in asks]
+        except Full as error:
+            self.give_up()
+            raise Wrong(429, str(error), "RateLimitError") from error
+        self.turns += taken
+        return taken
+
+    async def finish(self) -> None:
+        """All turns over; raises what an engine says against them."""
+        await self.listened(asyncio.gather(*(self.service.over(turn) for turn in self.turns)))
+        for turn in self.turns:
+            if turn.state == State.ABORTED:
+                raise Wrong(turn.status if turn.error else 499, turn.error or "it was aborted")
+
+    async def listened(self, work: Awaitable[T]) -> T:
+        """Do it as long as the client listens."""
+        doing = asyncio.ensure_future(work)
+        gone = asyncio.create_task(self._gone())
+        try:
+            await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                raise Left
+            return doing.result()
+        finally:
+            gone.cancel()
+            doing.cancel()
+
+    async def stream(self) -> AsyncIterator[tuple[int, Turn, int, bool]]:
+        """What comes of the turns, as it comes: number, turn, tokens known before, whether over."""
+        sent, open_ = [0] * len(self.turns), set(range(len(self.turns)))
+        while open_:
+            news = [self.service.news(self.turns[i]) for i in open_]
+            for i in sorted(open_):
+                turn = self.turns[i]
+                if len(turn.tokens) == sent[i] and not turn.over:
+                    continue
+                before, sent[i] = sent[i], len(turn.tokens)
+                if turn.over:
+                    open_.discard(i)
+                yield i, turn, before, turn.over
+            await _first(news)
+
+    async def _gone(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+
+    def give_up(self) -> None:
+        for turn in self.turns:
+            self.service.cancel(turn)
+
+    def leave(self) -> None:
+        """The client is gone: its turns too, at once or unless it comes back."""
+        if self.again:
+            asyncio.get_running_loop().call_later(GRACE_S, self.give_up)
+        else:
+            self.give_up()
+
+
+@asynccontextmanager
+async def exchange(going: Exchange) -> AsyncIterator[None]:
+    """Whatever ends it, no turn is left that nobody wants."""
+    try:
+        yield
+    except (Left, asyncio.CancelledError, GeneratorExit):
+        going.leave()
+        raise
+    except BaseException:
+        going.give_up()
+        raise
+
+
+async def _first(events: list[asyncio.Event]) -> None:
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

@@ -1,0 +1,103 @@
+"""Where does a turn go? Pure functions of the turn, the engines and what each has cached.
+
+`cost`, the default, takes the engine where the turn is expected to end first:
+
+    wait for those ahead  +  prefill of what is not cached  +  decoding  +  risk
+
+all at the engine's measured speed with one more turn, slower by what serving takes. The risk of a
+borrowed engine is the chance that it is taken back before the end, times what has to be done again:
+queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is prefill that
+is not paid. An engine that falls behind is not chosen, however much it has cached, so nothing stays
+pinned to it.
+
+The others are there to be compared with: `paper` (the engine of the turn before while it has room,
+then any borrowed one with room, then the least loaded), `least_loaded`, `round_robin`, `sticky`
+(always the engine of the turn before).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rose.scheduler.facts import EngineFacts, Standing
+
+PAPER_CAP = 16
+"""Trajectories per device in the paper."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """All that decides on where a turn goes."""
+
+    context: int
+    """Tokens to be there before the first new one."""
+    expected: int
+    """New tokens that it will likely make."""
+    cached: Mapping[str, int]
+    """Tokens of it that engines have, as far as is known."""
+    before: str | None = None
+    """Engine of the trajectory's turn before."""
+    number: int = 0
+    """How many were placed before, for taking turns."""
+
+
+def place(policy: str, turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    """The engine to send it to; None if it has to wait."""
+    return POLICIES[policy](turn, [e for e in engines if has_room(turn, e)])
+
+
+def has_room(turn: Placing, engine: EngineFacts) -> bool:
+    """Whether an engine may get it: ready, not over its slots, and memory for all of it.
+
+    A turn that no engine could ever hold goes to an empty one, which says so.
+    """
+    if engine.standing != Standing.READY or engine.running >= engine.slots:
+        return False
+    fits = engine.context + turn.context + turn.expected <= engine.capacity
+    return fits or not engine.running
+
+
+def finish_s(turn: Placing, engine: EngineFacts) -> float:
+    """Estimated seconds until the turn ends there."""
+    speed, lent = engine.speed, max(engine.lent, 0.01)
+    uncached = max(0, turn.context - turn.cached.get(engine.id, 0))
+    prefill_s = (engine.prefill_left + uncached) * speed.prefill_s
+    decode_s = turn.expected * speed.token_s(engine.running + 1)
+    needs_s = (prefill_s + decode_s) / lent
+    cut = min(1.0, engine.revoked_per_s * needs_s)
+    again_s = (turn.context + turn.expected / 2) * speed.prefill_s
+    return needs_s + cut * again_s
+
+
+def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    return min(engines, key=lambda e: (finish_s(turn, e), e.id), default=None)
+
+
+def _least_loaded(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    return min(engines, key=lambda e: (e.running / e.slots, e.id), default=None)
+
+
+def _round_robin(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    return engines[turn.number % len(engines)] if engines else None
+
+
+def _sticky(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    before = next((e for e in engines if e.id == turn.before), None)
+    return before or _least_loaded(turn, engines)
+
+
+def _paper(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    roomy = [e for e in engines if e.running < PAPER_CAP]
+    before = next((e for e in roomy if e.id == turn.before), None)
+    borrowed = _least_loaded(turn, [e for e in roomy if e.borrowed])
+    return before or borrowed or _least_loaded(turn, roomy)
+
+
+POLICIES: dict[str, Callable[[Placing, Sequence[EngineFacts]], EngineFacts | None]] = {
+    "cost": _cost,
+    "paper": _paper,
+    "least_loaded": _least_loaded,
+    "round_robin": _round_robin,
+    "sticky": _sticky,
+}

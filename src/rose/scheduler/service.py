@@ -1,0 +1,240 @@
+"""The scheduler as a running thing: turns go to engines and come back, over HTTP.
+
+    clients -> frontdoor -> submit --+                      +--> engine_client -> engines
+                                     +-> core.Scheduler  ---+
+    ledger  <- what changed  <-------+                      +<-- chunks, failures
+
+Every event is told to the core, then the core is asked what to do: that is the whole loop. One task
+per attempt reads what an engine sends; one task asks the engines how they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from rose.scheduler import engine_client, turn
+from rose.scheduler.core import Scheduler, Start, Stop
+from rose.scheduler.engine_client import Broken, Refused
+from rose.scheduler.fleet import Engine
+from rose.scheduler.ledger import Ledger
+from rose.scheduler.turn import Ask, Cut, Turn
+
+log = logging.getLogger("rose.scheduler")
+
+TICK_S = 0.25
+"""How often stalls and suspicions are looked at when nothing else happens."""
+LOOK_S = 2.0
+"""How often engines are asked how they are."""
+LOOK_TIMEOUT_S = 5.0
+GONE_AFTER = 3
+"""Looks that fail one after the other before an engine is taken for gone."""
+KEEP_EVERY_S = 0.5
+"""How often a running turn's tokens are written to the ledger."""
+
+
+class Service:
+    def __init__(self, core: Scheduler, ledger: Ledger) -> None:
+        self.core = core
+        self.ledger = ledger
+        self.session: aiohttp.ClientSession
+        self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._news: dict[str, asyncio.Event] = {}
+        self._kept: dict[str, float] = {}
+        self._misses: dict[str, int] = {}
+        self._context: dict[str, int] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._restore()
+        async with engine_client.open_session() as self.session, asyncio.TaskGroup() as tasks:
+            loops = [tasks.create_task(self._tick()), tasks.create_task(self._look())]
+            try:
+                yield
+            finally:
+                for task in (*loops, *self._attempts.values()):
+                    task.cancel()
+                self.keep_all()
+                self.ledger.close()
+
+    def _restore(self) -> None:
+        for kept in self.ledger.turns():
+            if kept.ask.job in self.core.jobs and not kept.over:
+                self.core.restore(kept, time.monotonic())
+
+    # ---- turns
+
+    def submit(self, ask: Ask) -> Turn:
+        """A turn that is known by its id is that turn, running or over."""
+        known = self.core.turns.get(ask.id) or self.ledger.find(ask.id)
+        if known is not None and (known.over or ask.id in self.core.turns):
+            return known
+        taken = self.core.submit(ask, time.monotonic())
+        self.ledger.keep(taken)
+        self.kick()
+        return taken
+
+    async def over(self, taken: Turn) -> None:
+        while not taken.over:
+            await self.news(taken).wait()
+
+    def news(self, taken: Turn) -> asyncio.Event:
+        """Set when something of the turn changes from now on, or it is over."""
+        if taken.over:
+            over = asyncio.Event()
+            over.set()
+            return over
+        return self._news.setdefault(taken.ask.id, asyncio.Event())
+
+    def cancel(self, taken: Turn) -> None:
+        self.core.cancel(taken, time.monotonic())
+        self._changed(taken)
+        self.kick()
+
+    def kick(self) -> None:
+        """Do what the core wants done now."""
+        for action in self.core.decide(time.monotonic()):
+            match action:
+                case Start():
+                    number = action.turn.attempt
+                    key = (action.turn.ask.id, number)
+                    task = asyncio.create_task(self._attempt(action, number))
+                    self._attempts[key] = task
+                    task.add_done_callback(partial(self._attempt_ended, key))
+                case Stop():
+                    if (
+                        going := self._attempts.get((action.turn.ask.id, action.attempt))
+                    ) is not None:
+                        going.cancel()
+
+    async def _attempt(self, start: Start, number: int) -> None:
+        """One request to an engine: closing the connection is what ends it there."""
+        taken, engine, core = start.turn, start.engine, self.core
+        try:
+            body = turn.request(taken, start.salt)
+            async for chunk in engine_client.generate(self.session, engine.url, body, {}):
+                core.arrived(taken, number, chunk, time.monotonic())
+                self._changed(taken)
+            core.cut(taken, number, Cut.REVOKED, time.monotonic())  # nothing, if it has ended
+        except Refused as error:
+            core.refuse(taken, number, error.status, str(error), time.monotonic())
+        except Broken as error:
+            log.warning("turn %s: %s", taken.ask.id, error)
+            core.cut(taken, number, Cut.LOST, time.monotonic())
+        self._changed(taken)
+        self.kick()
+
+    def _attempt_ended(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
+        del self._attempts[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a defect: turn %s", key[0], exc_info=error)
+
+    def _changed(self, taken: Turn) -> None:
+        if (event := self._news.pop(taken.ask.id, None)) is not None:
+            event.set()
+        now = time.monotonic()
+        if taken.over:
+            self._kept.pop(taken.ask.id, None)
+            self.ledger.keep(taken)
+            self.core.forget(taken)
+        elif now - self._kept.get(taken.ask.id, 0.0) > KEEP_EVERY_S:
+            self._kept[taken.ask.id] = now
+            self.ledger.keep(taken)
+
+    def keep_all(self) -> None:
+        for taken in self.core.turns.values():
+            self.ledger.keep(taken)
+
+    # ---- engines
+
+    async def anybody(self, job: str) -> Engine:
+        """An engine to ask about a job's model; waits for one."""
+        while True:
+            usable = [e for e in self.core.engines.values() if not e.jobs or job in e.jobs]
+            alive = [e for e in usable if not self._misses.get(e.id)]
+            if alive or usable:
+                return min(alive or usable, key=lambda e: len(e.turns))
+            await asyncio.sleep(TICK_S)
+
+    async def ask(self, job: str, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        """Ask any engine; another one while they fail."""
+        while True:
+            engine = await self.anybody(job)
+            try:
+                status, data = await engine_client.call(
+                    self.session, method, engine.url + path, body, 60.0
+                )
+                if status < 500:
+                    return status, data
+                log.warning("%s%s: %d", engine.url, path, status)
+            except Broken as error:
+                self._misses[engine.id] = self._misses.get(engine.id, 0) + 1
+                log.warning("%s", error)
+            await asyncio.sleep(TICK_S)
+
+    async def context(self, job: str) -> int:
+        """Tokens of the model's context."""
+        if job not in self._context:
+            status, data = await self.ask(job, "GET", "/v1/models", None)
+            models = msgspec.json.decode(data).get("data", []) if status == 200 else []
+            found = [m.get("max_model_len") for m in models if m.get("max_model_len")]
+            if not found:
+                return 1 << 30
+            self._context[job] = int(found[0])
+        return self._context[job]
+
+    async def everybody(self, job: str, method: str, path: str, body: bytes | None) -> list[Any]:
+        """Ask all engines of a job; [(engine, status, data)]. Those that fail are left out."""
+
+        async def one(engine: Engine) -> Any:
+            try:
+                return engine, *await engine_client.call(
+                    self.session, method, engine.url + path, body, 300.0
+                )
+            except Broken as error:
+                log.warning("%s", error)
+                return None
+
+        engines = [e for e in self.core.engines.values() if not e.jobs or job in e.jobs]
+        return [found for found in await asyncio.gather(*map(one, engines)) if found is not None]
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.kick()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.gather(*(self._look_at(e) for e in list(self.core.engines.values())))
+            self.kick()
+            await asyncio.sleep(LOOK_S)
+
+    async def _look_at(self, engine: Engine) -> None:
+        """Is it there, and with which weights?"""
+        try:
+            status, data = await engine_client.call(
+                self.session, "GET", f"{engine.url}/weight_info", None, LOOK_TIMEOUT_S
+            )
+            if status == 200:
+                version = str(msgspec.json.decode(data).get("weight_version") or "")
+                if version != engine.version:
+                    engine.version = version
+                    self.core.prefixes.forget(engine.id)
+            elif status >= 500:
+                raise Broken(f"{engine.url}: {status}")
+            self._misses.pop(engine.id, None)
+            engine.active = True
+        except (Broken, msgspec.DecodeError) as error:
+            misses = self._misses[engine.id] = self._misses.get(engine.id, 0) + 1
+            if misses == GONE_AFTER:
+                log.warning("engine %s is gone: %s", engine.id, error)
+                engine.active = False
+                self.core.clear(engine, Cut.GONE, time.monotonic())

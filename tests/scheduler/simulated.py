@@ -1,0 +1,349 @@
+"""A whole cluster in one thread: clock, network and randomness come from a seed.
+
+The scheduler's core and records are the real ones; engines, network, clients and the ledger's disk
+are simulated. Engines say what an emulated one does, token for token, so every answer can be
+checked. Faults: engines that are revoked, crash, hang, change versions, come late; connections that
+break, slow ones, chunks of attempts that were given up; clients that ask twice or leave; a
+scheduler that dies and finds what its ledger had, which is a moment old.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rose.bench.emulated import answer_to
+from rose.scheduler.core import Full, Job, Rules, Scheduler, Start, Stop
+from rose.scheduler.fleet import Engine
+from rose.scheduler.ledger import Record, record, turn_of
+from rose.scheduler.turn import Ask, Chunk, Cut, Span, State, Turn
+
+CALM_AFTER_S = 60.0
+"""No faults from here on: everything must end."""
+PATIENCE_S = 2_000.0
+
+
+@dataclass
+class SimEngine:
+    id: str
+    alive: bool = True
+    revoked: bool = False
+    stuck: bool = False
+    version: int = 0
+    token_s: float = 0.05
+    going: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """Attempts that it works on."""
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.numbers = itertools.count()
+        self.engines = {
+            f"e{i}": SimEngine(f"e{i}", token_s=self.random.uniform(0.02, 0.2))
+            for i in range(self.random.randint(2, 5))
+        }
+        self.up = True
+        """The scheduler's process."""
+        self.life = 0
+        """How often it was started: what belongs to an earlier life is void."""
+        self.disk: dict[str, tuple[Ask, Record]] = {}
+        self.writing: dict[str, tuple[Ask, Record]] = {}
+        """What the ledger was told, written or not."""
+        self.core = self.start()
+        self.asks: dict[str, Ask] = {}
+        self.results: Counter[str] = Counter()
+        """What clients got."""
+        self.listening: set[str] = set()
+        self.ends: Counter[tuple[int, str]] = Counter()
+        """Of turns, in each life of the scheduler."""
+        self.wrong: list[str] = []
+        self.left: set[str] = set()
+        self.cuts: Counter[str] = Counter()
+        self.leaking: dict[tuple[str, int], float] = {}
+        self.stopped: set[tuple[str, int]] = set()
+
+    # ---- time
+
+    def at(self, delay: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now + delay, next(self.numbers), act))
+
+    def run(self) -> None:
+        self.plan()
+        while self.events and self.now < PATIENCE_S:
+            self.now, _, act = heapq.heappop(self.events)
+            act()
+            if self.finished():
+                return
+
+    def finished(self) -> bool:
+        answered = all(self.results[id_] or id_ in self.left for id_ in self.asks)
+        return self.now > CALM_AFTER_S and self.up and answered and not self.core.turns
+
+    # ---- the scheduler
+
+    def start(self) -> Scheduler:
+        rules = Rules(
+            placement=self.random.choice(["cost", "cost", "paper", "least_loaded", "sticky"]),
+            order=self.random.choice(["longest_first", "c_mlfq", "fifo"]),
+        )
+        core = Scheduler(rules)
+        core.jobs = {"a": Job("a"), "b": Job("b", share=2.0)}
+        for engine in self.engines.values():
+            core.join(Engine(engine.id, "", capacity=4000, version=str(engine.version)), self.now)
+        return core
+
+    def keep(self, turn: Turn) -> None:
+        """Into the ledger, in a moment; a dead scheduler writes nothing."""
+        kept, life = (turn.ask, copy.deepcopy(record(turn))), self.life
+        self.writing[turn.ask.id] = kept
+
+        def write() -> None:
+            if self.life == life:
+                self.disk[turn.ask.id] = kept
+
+        self.at(0.02, write)
+
+    def kick(self) -> None:
+        if not self.up:
+            return
+        for action in self.core.decide(self.now):
+            match action:
+                case Start():
+                    self.send(action)
+                case Stop():
+                    engine = self.engines[action.engine.id]
+                    key = (action.turn.ask.id, action.attempt)
+                    self.stopped.add(key)
+                    self.at(self.delay(), lambda e=engine, k=key: e.going.pop(k, None))
+
+    def die(self) -> None:
+        if not self.up:
+            return
+        self.up = False
+        self.life += 1
+        self.listening.clear()
+        self.stopped.clear()
+        self.writing.clear()
+        for engine in self.engines.values():
+            engine.going.clear()  # its connections are closed
+        self.at(self.random.uniform(0.1, 3.0), self.come_back)
+
+    def come_back(self) -> None:
+        self.up = True
+        self.core = self.start()
+        for ask, kept in self.disk.values():
+            turn = turn_of(ask, copy.deepcopy(kept))
+            if not turn.over:
+                self.core.restore(turn, self.now)
+        for id_, ask in self.asks.items():
+            if not self.results[id_] and id_ not in self.left:
+                self.at(self.random.uniform(0.0, 1.0), lambda a=ask: self.ask(a))
+        self.kick()
+
+    # ---- clients
+
+    def ask(self, ask: Ask) -> None:
+        """Ask, or ask again with the same id."""
+        self.asks[ask.id] = ask
+        if not self.up or self.results[ask.id] or ask.id in self.left:
+            return
+        self.listening.add(ask.id)
+        kept = self.writing.get(ask.id) or self.disk.get(ask.id)
+        if kept is not None and ask.id not in self.core.turns:
+            turn = turn_of(kept[0], copy.deepcopy(kept[1]))
+            if turn.over:
+                self.deliver(turn)
+                return
+        try:
+            turn = self.core.submit(ask, self.now)
+        except Full:
+            self.at(1.0, lambda: self.ask(ask))
+            return
+        self.keep(turn)
+        self.kick()
+
+    def deliver(self, turn: Turn) -> None:
+        """A turn that goes on after a restart may have nobody who listens any more."""
+        if turn.ask.id in self.listening:
+            self.listening.discard(turn.ask.id)
+            self.results[turn.ask.id] += 1
+        expected = answer_to(turn.ask.prompt, turn.ask.max_tokens, ignore_eos=False)
+        if (turn.tokens, turn.finish) != expected:
+            self.wrong.append(f"{turn.ask.id}: {turn.tokens} {turn.finish} not {expected}")
+        if len(turn.logprobs) != len(turn.tokens):
+            self.wrong.append(f"{turn.ask.id}: {len(turn.logprobs)} log-probs")
+        starts = [span.start for span in turn.spans]
+        if turn.tokens and (starts != sorted(set(starts)) or starts[0]):
+            self.wrong.append(f"{turn.ask.id}: spans {turn.spans}")
+
+    def leave(self, id_: str) -> None:
+        if self.results[id_] or not self.up:
+            return
+        self.left.add(id_)
+        if (turn := self.core.turns.get(id_)) is not None:
+            self.core.cancel(turn, self.now)
+            self.keep(turn)
+            self.core.forget(turn)
+            self.kick()
+
+    # ---- engines and network
+
+    def delay(self) -> float:
+        return self.random.expovariate(1 / 0.005)
+
+    def send(self, start: Start) -> None:
+        engine, turn = self.engines[start.engine.id], start.turn
+        key = (turn.ask.id, turn.attempt)
+        tokens, finish = answer_to(turn.ask.prompt + turn.tokens, turn.left, ignore_eos=False)
+        life = self.life
+
+        def begin() -> None:
+            if key in self.stopped:  # a connection that is closed before anything was asked
+                return
+            if not engine.alive:
+                self.hear(turn, key, life, None, Cut.LOST)
+            elif engine.revoked:
+                self.hear(turn, key, life, Chunk([], finish="abort", stop="rose:dormant"))
+            else:
+                engine.going[key] = tokens
+                self.at(engine.token_s, lambda: self.step(engine, turn, key, life, 0, finish))
+
+        self.at(self.delay(), begin)
+
+    def step(
+        self, engine: SimEngine, turn: Turn, key: tuple[str, int], life: int, at: int, finish: str
+    ) -> None:
+        """The engine makes a token of an attempt, or fails to."""
+        if key not in engine.going:
+            return
+        if not engine.alive:
+            engine.going.pop(key)
+            self.hear(turn, key, life, None, Cut.LOST)
+            return
+        if engine.stuck:
+            self.at(0.1, lambda: self.step(engine, turn, key, life, at, finish))
+            return
+        if engine.revoked:
+            engine.going.pop(key)
+            self.hear(turn, key, life, Chunk([], finish="abort", stop="rose:revoked"))
+            return
+        tokens = engine.going[key]
+        last = at == len(tokens) - 1
+        if self.now < CALM_AFTER_S and self.random.random() < 0.002:
+            engine.going.pop(key)  # the connection breaks, perhaps after the engine said all
+            self.hear(turn, key, life, None, Cut.LOST)
+            return
+        spans = [Span(0, str(engine.version))] if last else None
+        chunk = Chunk([tokens[at]], [-0.1], finish if last else None, spans=spans)
+        self.hear(turn, key, life, chunk)
+        if last:
+            engine.going.pop(key)
+        else:
+            self.at(engine.token_s, lambda: self.step(engine, turn, key, life, at + 1, finish))
+
+    def hear(
+        self,
+        turn: Turn,
+        key: tuple[str, int],
+        life: int,
+        chunk: Chunk | None,
+        why: Cut = Cut.LOST,
+    ) -> None:
+        """A stream is in order: what is sent later arrives later."""
+        stream = (key, life)
+        due = max(self.now + self.delay(), self.arrives.get(stream, 0.0) + 1e-6)
+        self.arrives[stream] = due
+
+        def arrive() -> None:
+            if self.life != life or not self.up:
+                return
+            if chunk is None:
+                self.core.cut(turn, key[1], why, self.now)
+            else:
+                self.core.arrived(turn, key[1], chunk, self.now)
+            if turn.state == State.DONE and turn.ask.id in self.core.turns:
+                self.keep(turn)
+                self.core.forget(turn)
+                self.ends[self.life, turn.ask.id] += 1
+                self.deliver(turn)
+            elif self.random.random() < 0.1:
+                self.keep(turn)
+            self.kick()
+
+        self.at(due - self.now, arrive)
+
+    arrives: dict[object, float]
+
+    # ---- what happens
+
+    def plan(self) -> None:
+        self.arrives = {}
+        rng = self.random
+        for number in range(rng.randint(5, 25)):
+            prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 300))]
+            ask = Ask(
+                id=f"r{number}/0.0",
+                job=rng.choice(["a", "b"]),
+                prompt=prompt,
+                max_tokens=rng.randint(1, 60),
+                seed=number,
+                trajectory=f"t{number % 5}",
+            )
+            came = rng.uniform(0.0, 20.0)
+            self.at(came, lambda a=ask: self.ask(a))
+            if rng.random() < 0.3:
+                self.at(came + rng.uniform(0.0, 5.0), lambda a=ask: self.ask(a))
+            if rng.random() < 0.1:
+                self.at(came + rng.uniform(0.0, 5.0), lambda i=ask.id: self.leave(i))
+        for _ in range(rng.randint(0, 12)):
+            self.at(rng.uniform(0.0, CALM_AFTER_S - 10.0), self.fault)
+        self.tick()
+
+    def tick(self) -> None:
+        self.kick()
+        self.find_leaks()
+        if self.now < PATIENCE_S:
+            self.at(0.25, self.tick)
+
+    def find_leaks(self) -> None:
+        """Engines must not work for long on what nobody waits for."""
+        going = {key for engine in self.engines.values() for key in engine.going}
+        current = {(id_, turn.attempt) for id_, turn in self.core.turns.items() if turn.engine}
+        self.leaking = {key: self.leaking.get(key, self.now) for key in going - current}
+        for key, since in self.leaking.items():
+            if self.now - since > 2.0:
+                self.wrong.append(f"{key} is worked on, and nobody wants it")
+
+    def fault(self) -> None:
+        engine = self.random.choice(list(self.engines.values()))
+        kind = self.random.choice(["crash", "revoke", "hang", "version", "scheduler", "slow"])
+        self.cuts[kind] += 1
+        span = self.random.uniform(0.5, 9.0)
+        match kind:
+            case "crash":
+                engine.alive = False
+                self.at(span, lambda: setattr(engine, "alive", True))
+            case "revoke":
+                engine.revoked = True
+                self.at(span, lambda: setattr(engine, "revoked", False))
+            case "hang":
+                engine.stuck = True
+                if engine.id == "e0" or self.random.random() < 0.7:  # others may hang for ever
+                    self.at(span, lambda: setattr(engine, "stuck", False))
+            case "version":
+                engine.version += 1
+                if self.up:
+                    self.core.engines[engine.id].version = str(engine.version)
+            case "scheduler":
+                self.die()
+            case "slow":
+                engine.token_s *= 4
+                self.at(span, lambda: setattr(engine, "token_s", engine.token_s / 4))

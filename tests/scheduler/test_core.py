@@ -1,0 +1,133 @@
+"""The core's smaller promises; the large ones are the simulation's."""
+
+from __future__ import annotations
+
+import pytest
+
+from rose.scheduler.core import Full, Job, Rules, Scheduler, Start, Stop
+from rose.scheduler.fleet import Engine
+from rose.scheduler.turn import Ask, Chunk, Cut, Span, State, request
+
+
+def ask(number: int, job: str = "a", **more: object) -> Ask:
+    known = {"id": f"r{number}", "job": job, "prompt": [1, 2, 3], "max_tokens": 8, "seed": 5}
+    return Ask(**known | more)  # type: ignore[arg-type]
+
+
+def scheduler(*engines: str, rules: Rules | None = None, **jobs: Job) -> Scheduler:
+    core = Scheduler(rules)
+    core.jobs = jobs or {"a": Job("a")}
+    for id_ in engines:
+        core.join(Engine(id_, f"http://{id_}", version="0"), 0.0)
+    return core
+
+
+def starts(core: Scheduler, now: float = 0.0) -> list[tuple[str, str]]:
+    return [(s.turn.ask.id, s.engine.id) for s in core.decide(now) if isinstance(s, Start)]
+
+
+def test_a_turn_that_is_cut_goes_on_from_its_tokens() -> None:
+    core = scheduler("e", "f")
+    turn = core.submit(ask(1, sampling={"temperature": 0.5, "min_tokens": 4}), 0.0)
+    ((_, where),) = starts(core)
+    first = request(turn, "w0")
+    core.arrived(turn, 0, Chunk([7, 8], [-1, -2]), 0.1)
+    core.arrived(turn, 0, Chunk([], finish="abort"), 0.2)
+    assert turn.state == State.QUEUED
+    ((_, other),) = starts(core, 0.2)
+    assert other != where
+    again = request(turn, "w0")
+    assert again["token_ids"] == [1, 2, 3, 7, 8]
+    sampling = again["sampling_params"]
+    assert (sampling["max_tokens"], sampling["min_tokens"]) == (6, 2)
+    assert sampling["seed"] != first["sampling_params"]["seed"]
+    core.engines[other].version = "4"
+    core.arrived(turn, 1, Chunk([9], [-3], "stop", spans=[Span(0, "3")]), 0.3)
+    assert (turn.state, turn.tokens, turn.logprobs) == (State.DONE, [7, 8, 9], [-1, -2, -3])
+    assert [(span.start, span.version) for span in turn.spans] == [(0, "0"), (2, "3")]
+
+
+def test_what_an_old_attempt_sends_is_not_taken() -> None:
+    core = scheduler("e", "f")
+    turn = core.submit(ask(1), 0.0)
+    core.decide(0.0)
+    core.cut(turn, 0, Cut.LOST, 0.1)
+    core.decide(0.1)
+    core.arrived(turn, 0, Chunk([9], finish="stop"), 0.2)
+    core.cut(turn, 0, Cut.LOST, 0.2)
+    assert (turn.tokens, turn.state, turn.attempt) == ([], State.PLACED, 1)
+
+
+def test_a_cut_after_the_last_token_is_an_end() -> None:
+    core = scheduler("e")
+    turn = core.submit(ask(1, max_tokens=2), 0.0)
+    core.decide(0.0)
+    core.arrived(turn, 0, Chunk([4, 5]), 0.1)
+    assert (turn.state, turn.finish) == (State.DONE, "length")
+
+
+def test_a_stalled_engine_loses_its_turns_if_another_is_there() -> None:
+    core = scheduler("e")
+    turn = core.submit(ask(1), 0.0)
+    core.decide(0.0)
+    assert core.decide(10.0) == []
+    core.join(Engine("f", "", version="0"), 10.0)
+    stop, start = core.decide(10.0)
+    assert isinstance(stop, Stop) and (stop.turn, stop.attempt) == (turn, 0)
+    assert isinstance(start, Start) and start.engine.id == "f"
+    assert core.cuts == {Cut.STALLED: 1}
+
+
+def test_a_turn_behind_others_does_not_stall() -> None:
+    core = scheduler("e", "f", rules=Rules(placement="sticky"))
+    turns = [core.submit(ask(n, trajectory="t"), 0.0) for n in (1, 2)]
+    where = {engine for _, engine in starts(core)}
+    assert len(where) == 1
+    for now in (1.0, 2.0, 3.0, 4.0):
+        core.arrived(turns[0], 0, Chunk([1]), now)
+        assert core.decide(now) == []
+
+
+def test_jobs_share_by_their_shares() -> None:
+    core = scheduler(a=Job("a", share=1.0), b=Job("b", share=3.0))
+    for number in range(40):
+        core.submit(ask(number, "a" if number % 2 else "b"), 0.0)
+    core.join(Engine("e", "", version="0"), 0.0)
+    core.engines["e"].meter.speed  # noqa: B018
+    placed = [core.turns[id_].ask.job for id_, _ in starts(core)][:16]
+    assert placed.count("b") == 3 * placed.count("a")
+
+
+def test_a_jobs_limits() -> None:
+    core = scheduler("e", rules=Rules(most_waiting=3), a=Job("a", most_running=1))
+    for number in range(3):
+        core.submit(ask(number), 0.0)
+    with pytest.raises(Full, match="job a has 3 turns waiting"):
+        core.submit(ask(9), 0.0)
+    assert len(starts(core)) == 1
+
+
+def test_engines_that_are_too_far_behind_get_nothing() -> None:
+    core = scheduler("e", a=Job("a", max_staleness=1, version=2))
+    turn = core.submit(ask(1), 0.0)
+    assert starts(core) == []
+    core.engines["e"].version = "1"
+    assert starts(core) == [("r1", "e")]
+    assert turn.engine == "e"
+
+
+def test_a_turn_that_is_cancelled_is_stopped_where_it_is() -> None:
+    core = scheduler("e")
+    turn = core.submit(ask(1), 0.0)
+    core.decide(0.0)
+    core.cancel(turn, 0.1)
+    ((stop,)) = core.decide(0.1)
+    assert isinstance(stop, Stop) and stop.engine.id == "e"
+    assert core.jobs["a"].running == 0 and not core.engines["e"].turns
+
+
+def test_the_same_id_is_the_same_turn() -> None:
+    core = scheduler("e")
+    turn = core.submit(ask(1), 0.0)
+    assert core.submit(ask(1, prompt=[9]), 0.0) is turn
+    assert len(starts(core)) == 1

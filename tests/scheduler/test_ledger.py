@@ -1,0 +1,73 @@
+"""What survives: turns as they were, the last word on each, until nobody can want them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rose.scheduler import ledger as keeping
+from rose.scheduler.ledger import Ledger, LedgerError
+from rose.scheduler.turn import Ask, Chunk, Cut, State, Turn
+
+
+def turn(id_: str = "a/0.0") -> Turn:
+    asked = Ask(id=id_, job="a", prompt=[1, 2], max_tokens=9, sampling={"stop": ["x"]}, seed=3)
+    made = Turn(asked, 1.0)
+    made.take(Chunk([5, 6], [{"logprob": -0.5}, None]), "7", 2.0)
+    made.cuts.append(Cut.LOST)
+    return made
+
+
+def test_turns_come_back_as_they_were(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "l.sqlite")
+    kept, over = turn(), turn("b/0.0")
+    over.state, over.finish = State.DONE, "stop"
+    first.keep(kept)
+    first.keep(over)
+    kept.take(Chunk([8], [None]), "8", 3.0)
+    first.keep(kept)
+    first.close()
+    again = Ledger(tmp_path / "l.sqlite")
+    found = {one.ask.id: one for one in again.turns()}
+    assert found["a/0.0"].tokens == [5, 6, 8]
+    assert (found["a/0.0"].ask, found["a/0.0"].spans) == (kept.ask, kept.spans)
+    assert (found["a/0.0"].logprobs, found["a/0.0"].cuts) == (kept.logprobs, [Cut.LOST])
+    assert found["b/0.0"].state == State.DONE
+    assert again.find("c/0.0") is None
+    again.close()
+
+
+def test_what_is_not_written_yet_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "BATCH_S", 0.3)
+    ledger = Ledger(tmp_path / "l.sqlite")
+    ledger.keep(turn())
+    found = ledger.find("a/0.0")
+    assert found is not None and found.tokens == [5, 6]
+    ledger.close()
+
+
+def test_old_results_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "l.sqlite")
+    done = turn()
+    done.state = State.DONE
+    ledger.keep(done)
+    ledger.keep(turn("b/0.0"))
+    ledger.close()
+    monkeypatch.setattr(keeping, "KEPT_S", -1.0)
+    again = Ledger(tmp_path / "l.sqlite")
+    again.keep(turn("c/0.0"))
+    deadline = time.monotonic() + 10
+    while again.find("a/0.0") is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert {one.ask.id for one in again.turns()} == {"b/0.0", "c/0.0"}
+    again.close()
+
+
+def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
+    bad = tmp_path / "l.sqlite"
+    bad.write_text("nothing of the kind, and longer than a header would be" * 50)
+    with pytest.raises(LedgerError, match=r"l\.sqlite"):
+        Ledger(bad)

@@ -1,0 +1,94 @@
+"""Where turns go: the cost, the room, and what each policy is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.scheduler.facts import EngineFacts, Speed, Standing
+from rose.scheduler.placement import POLICIES, Placing, finish_s, has_room, place
+
+SPEED = Speed(step_s=0.02, turn_s=0.002, prefill_s=0.001)
+
+
+def engine(id_: str, **more: object) -> EngineFacts:
+    return replace(EngineFacts(id_, speed=SPEED), **more)  # type: ignore[arg-type]
+
+
+def turn(**more: object) -> Placing:
+    return replace(Placing(context=1000, expected=100, cached={}), **more)  # type: ignore[arg-type]
+
+
+def test_a_cached_prefix_draws_a_turn() -> None:
+    engines = [engine("a"), engine("b", running=2)]
+    assert place("cost", turn(), engines) == engines[0]
+    assert place("cost", turn(cached={"b": 900}), engines) == engines[1]
+
+
+def test_a_busy_engine_loses_its_turns_however_much_it_has_cached() -> None:
+    engines = [engine("a"), engine("b", running=60, prefill_left=3000)]
+    assert place("cost", turn(cached={"b": 1000}, before="b"), engines) == engines[0]
+    assert place("sticky", turn(cached={"b": 1000}, before="b"), engines) == engines[1]
+
+
+def test_a_device_that_is_often_taken_back_has_to_be_faster() -> None:
+    risky = engine("risky", borrowed=True, revoked_per_s=0.2)
+    assert place("cost", turn(), [risky, engine("safe")]) == engine("safe")
+    faster = replace(risky, speed=Speed(0.004, 0.0004, 0.0002))
+    assert place("cost", turn(), [faster, engine("safe")]) == faster
+
+
+def test_serving_that_is_busy_slows_a_borrowed_device() -> None:
+    half = engine("half", lent=0.5)
+    assert finish_s(turn(), half) == 2 * finish_s(turn(), engine("whole"))
+
+
+def test_only_ready_engines_with_room_get_turns() -> None:
+    for standing in Standing:
+        found = place("cost", turn(), [engine("a", standing=standing)])
+        assert (found is not None) == (standing == Standing.READY)
+    full = engine("a", context=9_500, capacity=10_000, running=3)
+    assert not has_room(turn(), full)
+    assert has_room(turn(), replace(full, context=0, running=0, capacity=500))
+    assert not has_room(turn(), engine("a", running=engine("a").slots))
+
+
+def test_the_others_do_what_they_say() -> None:
+    engines = [engine("a", running=3), engine("b", running=1, borrowed=True), engine("c")]
+    assert place("least_loaded", turn(), engines) == engines[2]
+    assert [place("round_robin", turn(number=n), engines) for n in range(3)] == engines
+    assert place("sticky", turn(before="a"), engines) == engines[0]
+    assert place("paper", turn(before="a"), engines) == engines[0]
+    assert place("paper", turn(before="gone"), engines) == engines[1]
+    crowded = [replace(engines[0], running=16), *engines[1:]]
+    assert place("paper", turn(before="a"), crowded) == engines[1]
+
+
+@given(
+    st.sampled_from(sorted(POLICIES)),
+    st.lists(
+        st.builds(
+            EngineFacts,
+            id=st.text("abcdef", min_size=1, max_size=3),
+            running=st.integers(0, 300),
+            standing=st.sampled_from(Standing),
+            lent=st.floats(0, 1),
+            revoked_per_s=st.floats(0, 10),
+            context=st.integers(0, 10_000),
+            capacity=st.integers(1, 10_000),
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 5000),
+)
+def test_every_policy_finds_a_place_exactly_if_there_is_one(
+    policy: str, engines: list[EngineFacts], context: int
+) -> None:
+    asked = turn(context=context, before="a")
+    found = place(policy, asked, engines)
+    roomy = [e for e in engines if has_room(asked, e)]
+    if policy == "paper":
+        roomy = [e for e in roomy if e.running < 16]
+    assert (found in roomy) if roomy else found is None
