@@ -131,3 +131,12 @@ def test_the_same_id_is_the_same_turn() -> None:
     turn = core.submit(ask(1), 0.0)
     assert core.submit(ask(1, prompt=[9]), 0.0) is turn
     assert len(starts(core)) == 1
+
+
+def test_an_engine_that_refuses_ends_the_turn() -> None:
+    core = scheduler("e")
+    turn = core.submit(ask(1), 0.0)
+    core.decide(0.0)
+    core.refuse(turn, 0, 400, "no such token", 0.1)
+    assert (turn.state, turn.status, turn.error) == (State.ABORTED, 400, "no such token")
+    assert core.jobs["a"].running == 0

@@ -45,7 +45,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: Any = None
+    error: dict[str, Any] | None = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -61,7 +61,13 @@ class Refused(Exception):
 
 
 class Broken(Exception):
-    """The engine, or the way to it, failed."""
+    """The engine, or the way to it, failed. `answered`: it was there, and said so itself."""
+
+    answered = False
+
+
+class Failed(Broken):
+    answered = True
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -110,7 +116,7 @@ async def generate(
 def _fail(status: int, text: str) -> None:
     if 400 <= status < 500 and status not in (404, 408, 409, 425, 429):
         raise Refused(status, _message(text))
-    raise Broken(f"{status} {text[:200]}")
+    raise Failed(f"{status} {_message(text)[:500]}")
 
 
 def _message(text: str) -> str:
@@ -128,7 +134,7 @@ def _chunk(data: bytes) -> Chunk | None:
     except msgspec.DecodeError as error:
         raise Broken(f"not an event: {error}") from error
     if event.error is not None:
-        raise Broken(str(event.error))
+        _fail(event.error.get("code") or 500, str(event.error.get("message", event.error)))
     cached = None
     if event.usage is not None and event.usage.prompt_tokens_details is not None:
         cached = event.usage.prompt_tokens_details.cached_tokens

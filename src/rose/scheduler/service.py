@@ -37,6 +37,8 @@ LOOK_S = 2.0
 LOOK_TIMEOUT_S = 5.0
 GONE_AFTER = 3
 """Looks that fail one after the other before an engine is taken for gone."""
+MOST_FAILURES = 5
+"""Of one turn, answered by engines that are there."""
 KEEP_EVERY_S = 0.5
 """How often a running turn's tokens are written to the ledger."""
 
@@ -128,9 +130,18 @@ class Service:
             core.refuse(taken, number, error.status, str(error), time.monotonic())
         except Broken as error:
             log.warning("turn %s: %s", taken.ask.id, error)
-            core.cut(taken, number, Cut.LOST, time.monotonic())
+            self._break(taken, number, error)
         self._changed(taken)
         self.kick()
+
+    def _break(self, taken: Turn, number: int, error: Broken) -> None:
+        """An engine failed a turn: another one may not. If several say that they cannot, it is the
+        turn."""
+        now = time.monotonic()
+        if error.answered and taken.cuts.count(Cut.FAILED) + 1 >= MOST_FAILURES:
+            self.core.refuse(taken, number, 500, str(error), now)
+        else:
+            self.core.cut(taken, number, Cut.FAILED if error.answered else Cut.LOST, now)
 
     def _attempt_ended(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
         del self._attempts[key]
@@ -165,14 +176,16 @@ class Service:
             await asyncio.sleep(TICK_S)
 
     async def ask(self, job: str, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """Ask any engine; another one while they fail."""
+        """Ask any engine; another one while they fail, unless they answer that they cannot."""
+        failures = 0
         while True:
             engine = await self.anybody(job)
             try:
                 status, data = await engine_client.call(
                     self.session, method, engine.url + path, body, 60.0
                 )
-                if status < 500:
+                failures += 1
+                if status < 500 or failures >= MOST_FAILURES:
                     return status, data
                 log.warning("%s%s: %d", engine.url, path, status)
             except Broken as error:

@@ -91,7 +91,9 @@ class Door:
                 rendered = await route.render(self._service, job, body)
                 room = await self._service.context(job)
                 asks = [
-                    splitting.split(one, job, going.id, number, going.trajectory, room)
+                    splitting.split(
+                        one, job, going.id, number, going.trajectory, room, texts.UNSAID_TOKENS
+                    )
                     for number, one in enumerate(rendered)
                 ]
                 taken = iter(going.begin([ask for of_prompt in asks for ask in of_prompt]))

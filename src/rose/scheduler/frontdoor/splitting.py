@@ -50,16 +50,23 @@ def parse(body: dict[str, Any]) -> Generate:
 
 
 def split(
-    body: dict[str, Any], job: str, request: str, number: int, trajectory: str, room: int
+    body: dict[str, Any],
+    job: str,
+    request: str,
+    number: int,
+    trajectory: str,
+    room: int,
+    most: int | None = None,
 ) -> list[Ask]:
-    """The turns of one prompt, the `number`th of its request. `room` is the model's context."""
+    """The turns of one prompt, the `number`th of its request. `room` is the model's context,
+    `most` what `max_tokens` is if it is not said: all that is left if None."""
     asked = parse(body)
     sampling = dict(asked.sampling_params)
     samples = sampling.pop("n", None) or 1
     seed = sampling.pop("seed", None)
     if seed is None:
         seed = xxhash.xxh3_64_intdigest(request.encode()) >> 2
-    limit = sampling.pop("max_tokens", None)
+    limit = sampling.pop("max_tokens", most)
     left = room - len(asked.token_ids)
     if left < 1:
         raise Wrong(

@@ -18,6 +18,9 @@ from rose.scheduler.frontdoor.exchange import Exchange
 from rose.scheduler.service import Service
 from rose.scheduler.turn import Turn
 
+UNSAID_TOKENS = 16
+"""vLLM's default; what it renders does not say defaults."""
+
 
 class Route:
     """Of the two: where it is, and how requests and answers are wrapped."""

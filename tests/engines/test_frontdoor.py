@@ -1,0 +1,147 @@
+"""The front door before a real vLLM engine: the clients people have, and answers as without it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.scheduler.conftest import Process, call, free_ports
+
+PROMPT = [9, 8, 7, 6, 5]
+
+
+@pytest.fixture
+def door(active_node: Any, tmp_path: Path) -> Iterator[Process]:
+    (port,) = free_ports(1)
+    words = ["--engine", active_node.rollout_url, "--listen", f"127.0.0.1:{port}"]
+    words += ["--ledger", str(tmp_path / "ledger.sqlite")]
+    made = Process(port, tmp_path / "scheduler.log", "-m", "rose.cli", "scheduler", *words)
+    made.await_health()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def clients(door: Process, active_node: Any) -> dict[str, openai.OpenAI]:
+    """Through the door, and past it."""
+    urls = {"door": door.url, "engine": active_node.rollout_url}
+    return {
+        name: openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        for name, url in urls.items()
+    }
+
+
+def generate(url: str, most: int, **sampling: Any) -> Any:
+    body = {
+        "token_ids": PROMPT,
+        "sampling_params": {"max_tokens": most, "ignore_eos": True, "logprobs": 1} | sampling,
+    }
+    status, answer = call(f"{url}/inference/v1/generate", body)
+    assert status == 200, answer
+    return answer["choices"]
+
+
+def test_tokens_and_log_probs_are_the_engines(door: Process, active_node: Any) -> None:
+    (ours,) = generate(door.url, 24, temperature=0)
+    (its,) = generate(active_node.rollout_url, 24, temperature=0)
+    assert ours["token_ids"] == its["token_ids"]
+    assert ours["finish_reason"] == its["finish_reason"] == "length"
+    pairs = zip(ours["logprobs"]["content"], its["logprobs"]["content"], strict=True)
+    assert all(abs(mine["logprob"] - other["logprob"]) < 1e-3 for mine, other in pairs)
+    assert ours["weight_versions"][-1]["end"] == 24
+
+
+def test_samples_of_one_prompt_differ(door: Process) -> None:
+    choices = generate(door.url, 24, temperature=1.0, n=3, seed=7)
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
+    again = generate(door.url, 24, temperature=1.0, n=3, seed=7)
+    assert [c["token_ids"] for c in choices] == [c["token_ids"] for c in again]
+
+
+def test_completions_by_the_openai_package(clients: dict[str, openai.OpenAI]) -> None:
+    found = {
+        name: client.completions.create(
+            model="tiny-b", prompt="to be or not", max_tokens=12, temperature=0, logprobs=1,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        for name, client in clients.items()
+    }  # fmt: skip
+    ours, its = found["door"].choices[0], found["engine"].choices[0]
+    assert (ours.text, ours.finish_reason) == (its.text, its.finish_reason)
+    assert ours.model_extra["token_ids"] == its.model_extra["token_ids"]
+    assert ours.model_extra["prompt_token_ids"] == its.model_extra["prompt_token_ids"]
+    assert ours.logprobs.tokens == its.logprobs.tokens
+    assert ours.logprobs.token_logprobs == pytest.approx(its.logprobs.token_logprobs, abs=1e-3)
+    assert found["door"].usage.completion_tokens == 12
+
+
+def test_chat_by_the_openai_package(clients: dict[str, openai.OpenAI]) -> None:
+    asked = {
+        "model": "tiny-b", "max_tokens": 10, "temperature": 0,
+        "messages": [{"role": "user", "content": "hello"}], "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    ours, its = (clients[name].chat.completions.create(**asked) for name in ("door", "engine"))
+    assert ours.choices[0].message.content == its.choices[0].message.content
+    assert ours.choices[0].message.role == "assistant"
+    many = clients["door"].chat.completions.create(**asked | {"temperature": 1.0}, n=3)
+    assert [choice.index for choice in many.choices] == [0, 1, 2]
+
+
+def test_streams_by_the_openai_package(clients: dict[str, openai.OpenAI]) -> None:
+    asked = {"model": "tiny-b", "prompt": PROMPT, "max_tokens": 16, "temperature": 0}
+    texts = []
+    for name in ("door", "engine"):
+        chunks = list(
+            clients[name].completions.create(**asked, stream=True, extra_body={"ignore_eos": True})
+        )
+        texts.append("".join(c.choices[0].text for c in chunks if c.choices))
+    assert texts[0] == texts[1] != ""
+    chat = clients["door"].chat.completions.create(
+        model="tiny-b", messages=[{"role": "user", "content": "hello"}], max_tokens=8,
+        temperature=0, stream=True, extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    whole = clients["engine"].chat.completions.create(
+        model="tiny-b", messages=[{"role": "user", "content": "hello"}], max_tokens=8,
+        temperature=0, extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    parts = [chunk.choices[0].delta.content or "" for chunk in chat if chunk.choices]
+    assert "".join(parts) == whole.choices[0].message.content
+
+
+def test_a_revoked_turn_goes_on_and_is_the_same(door: Process, active_node: Any) -> None:
+    (whole,) = generate(active_node.rollout_url, 200, temperature=0)
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(generate, door.url, 200, temperature=0)
+        time.sleep(0.4)
+        active_node.revoke()
+        time.sleep(0.3)
+        active_node.activate()
+        (ours,) = going.result()
+    assert ours["token_ids"] == whole["token_ids"]
+    pairs = zip(ours["logprobs"]["content"], whole["logprobs"]["content"], strict=True)
+    assert all(abs(mine["logprob"] - other["logprob"]) < 1e-3 for mine, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "said"),
+    [
+        ("v1/completions", {"model": "tiny-b", "prompt": [99_999_999]}, "vocab"),
+        ("v1/completions", {"model": "nobody", "prompt": [1]}, "nobody"),
+        ("v1/completions", {"model": "tiny-b", "prompt": [1], "max_tokens": -4}, "max_tokens"),
+        ("v1/completions", {"model": "tiny-b", "prompt": [1] * 9999}, "context"),
+        ("v1/chat/completions", {"model": "tiny-b", "messages": 3}, "not iterable"),
+        ("inference/v1/generate", {"token_ids": [99_999_999]}, "vocab"),
+    ],
+)
+def test_bad_input_is_refused_in_vllms_words(
+    door: Process, route: str, body: Any, said: str
+) -> None:
+    status, answer = call(f"{door.url}/{route}", body)
+    assert 400 <= status < 500
+    assert said in answer["error"]["message"]
+    assert len(generate(door.url, 2)[0]["token_ids"]) == 2
