@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -36,6 +35,8 @@ def scheduler(
     most_waiting: Annotated[int, typer.Option(min=1, help="Turns that may wait.")] = 10_000,
 ) -> None:
     """One URL in front of many rollout engines: looks like one vLLM server to an RL framework."""
+    import uvloop
+
     from rose.scheduler import order as orders
     from rose.scheduler import placement as placements
     from rose.scheduler.ledger import LedgerError
@@ -69,7 +70,7 @@ def scheduler(
         secret=secret,
     )
     try:
-        asyncio.run(run(settings))
+        uvloop.run(run(settings))
     except (LedgerError, OSError) as error:
         _fail(error)
     except KeyboardInterrupt:

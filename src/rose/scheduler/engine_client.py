@@ -14,7 +14,7 @@ import msgspec
 from rose.scheduler.turn import Chunk, Span
 
 CONNECT_S = 5.0
-DATA, END = b"data: ", b"[DONE]"
+DATA, END = b"data: ", b"data: [DONE]"
 
 
 class _Logprobs(msgspec.Struct):
@@ -104,10 +104,11 @@ async def generate(
         ) as answer:
             if answer.status != 200:
                 _fail(answer.status, await answer.text())
-            async for line in answer.content:
-                if line.startswith(DATA) and not line.startswith(END, len(DATA)):
-                    chunk = _chunk(line[len(DATA) :])
-                    if chunk is not None:
+            rest = b""
+            async for data in answer.content.iter_any():
+                *events, rest = (rest + data).split(b"\n\n")
+                for event in events:
+                    if event != END and (chunk := _chunk(event)) is not None:
                         yield chunk
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Broken(f"{url}: {type(error).__name__} {error}") from error
@@ -130,7 +131,7 @@ def _message(text: str) -> str:
 
 def _chunk(data: bytes) -> Chunk | None:
     try:
-        event = _decode(data)
+        event = _decode(memoryview(data)[len(DATA) :])
     except msgspec.DecodeError as error:
         raise Broken(f"not an event: {error}") from error
     if event.error is not None:
