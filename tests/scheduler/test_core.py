@@ -72,7 +72,7 @@ def test_a_stalled_engine_loses_its_turns_if_another_is_there() -> None:
     core.decide(0.0)
     assert core.decide(10.0) == []
     core.join(Engine("f", "", version="0"), 10.0)
-    stop, start = core.decide(10.0)
+    stop, start = core.decide(11.0)
     assert isinstance(stop, Stop) and (stop.turn, stop.attempt) == (turn, 0)
     assert isinstance(start, Start) and start.engine.id == "f"
     assert core.cuts == {Cut.STALLED: 1}

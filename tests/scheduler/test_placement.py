@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import replace as replaced
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rose.scheduler.facts import EngineFacts, Speed, Standing
 from rose.scheduler.placement import POLICIES, Placing, finish_s, has_room, place
@@ -14,11 +15,11 @@ SPEED = Speed(step_s=0.02, turn_s=0.002, prefill_s=0.001)
 
 
 def engine(id_: str, **more: object) -> EngineFacts:
-    return replace(EngineFacts(id_, speed=SPEED), **more)  # type: ignore[arg-type]
+    return EngineFacts(**{"id": id_, "speed": SPEED} | more)  # type: ignore[arg-type]
 
 
 def turn(**more: object) -> Placing:
-    return replace(Placing(context=1000, expected=100, cached={}), **more)  # type: ignore[arg-type]
+    return replaced(Placing(context=1000, expected=100, cached={}), **more)  # type: ignore[arg-type]
 
 
 def test_a_cached_prefix_draws_a_turn() -> None:

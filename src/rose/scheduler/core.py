@@ -17,7 +17,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +30,8 @@ from rose.scheduler.turn import Ask, Chunk, Cut, State, Turn
 
 STALL_S = 2.0
 """As in the paper: an engine that sends nothing for so long does not work."""
+LOOK_FOR_STALLS_S = 0.25
+"""Every turn at every engine is looked at: not at every event."""
 LOOK_FURTHER = 8
 """Turns behind one that cannot be placed which are tried before waiting."""
 CUT_REASONS = ("abort", "error")
@@ -104,6 +105,7 @@ class Scheduler:
         self._stops: list[Stop] = []
         self._numbers = itertools.count()
         self._placed = 0
+        self._stalls_at = 0.0
 
     # ---- turns
 
@@ -207,6 +209,9 @@ class Scheduler:
         return done
 
     def _end_stalls(self, now: float) -> None:
+        if now < self._stalls_at:
+            return
+        self._stalls_at = now + LOOK_FOR_STALLS_S
         for engine in self.engines.values():
             late = (t for t in engine.turns.values() if engine.silent(t, now) > self.rules.stall_s)
             if next(late, None) is not None and self._others(engine, now):
@@ -245,10 +250,13 @@ class Scheduler:
             heapq.heappush(job.queue, entry)
         return found
 
-    def _place(self, turn: Turn, job: Job, usable: Iterable[Engine], now: float) -> Start | None:
+    def _place(self, turn: Turn, job: Job, usable: list[Engine], now: float) -> Start | None:
         ask = turn.ask
         tokens = ask.prompt + turn.tokens
-        names = {e.version: prefixes.chain(tokens, _salt(job, e)) for e in usable}
+        names = {
+            version: prefixes.chain(tokens, _salt(job, version))
+            for version in {engine.version for engine in usable}
+        }
         cached: dict[str, int] = {}
         for version, chain in names.items():
             held = self.prefixes.cached(chain)
@@ -281,7 +289,7 @@ class Scheduler:
             len(turn.tokens),
         )
         self._remember(ask, engine)
-        return Start(turn, engine, _salt(job, engine))
+        return Start(turn, engine, _salt(job, engine.version))
 
     # ---- bookkeeping
 
@@ -317,6 +325,6 @@ class Scheduler:
                 del self._before[next(iter(self._before))]
 
 
-def _salt(job: Job, engine: Engine) -> str:
+def _salt(job: Job, version: str) -> str:
     """Other weights, other prefixes: nothing has to be flushed when versions change."""
-    return f"{job.name}-w{engine.version or 0}"
+    return f"{job.name}-w{version or 0}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Standing(StrEnum):
@@ -19,8 +20,7 @@ class Standing(StrEnum):
     DORMANT = "dormant"
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(msgspec.Struct, frozen=True):
     """A step with n turns takes about `step_s + turn_s * n`; a prompt token `prefill_s`."""
 
     step_s: float = 0.02
@@ -32,8 +32,7 @@ class Speed:
         return self.step_s + self.turn_s * max(1, turns)
 
 
-@dataclass(frozen=True)
-class EngineFacts:
+class EngineFacts(msgspec.Struct, frozen=True):
     """An engine as a policy sees it."""
 
     id: str

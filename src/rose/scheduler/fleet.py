@@ -14,6 +14,8 @@ from rose.scheduler.turn import Cut, Turn
 
 SUSPECT_FIRST_S, SUSPECT_LAST_S = 0.25, 30.0
 """How long an engine that failed gets nothing new; longer every time it fails again."""
+MEASURED = 4
+"""One in so many gaps between tokens is measured: there are many."""
 REMEMBERED_CUTS = 32
 CUT_MEMORY_S = 300.0
 """Cuts older than this no longer count for an engine's risk."""
@@ -41,6 +43,9 @@ class Engine:
     """Prompt tokens to be computed, of turns that have sent nothing yet."""
     expected: dict[str, int] = field(default_factory=dict)
     """Tokens that each turn will hold in the end."""
+    prefill_left: int = 0
+    context: int = 0
+    """Sums of both."""
     heard: float = 0.0
     """When the last token of any turn came."""
     suspect_until: float = 0.0
@@ -62,8 +67,8 @@ class Engine:
             borrowed=self.borrowed,
             standing=self.standing(now),
             running=len(self.turns),
-            prefill_left=sum(self.uncached.values()),
-            context=sum(self.expected.values()),
+            prefill_left=self.prefill_left,
+            context=self.context,
             capacity=self.capacity,
             speed=self.meter.speed,
             lent=self.lent,
@@ -79,22 +84,26 @@ class Engine:
         self.turns[turn.ask.id] = turn
         self.uncached[turn.ask.id] = uncached
         self.expected[turn.ask.id] = expected
+        self.prefill_left += uncached
+        self.context += expected
         self.heard = max(self.heard, now) if len(self.turns) > 1 else now
 
     def hear(self, turn: Turn, tokens: int, now: float) -> None:
         """Tokens of a turn have come."""
         uncached = self.uncached.pop(turn.ask.id, None)
-        if uncached is None:
+        if uncached is not None:
+            self.prefill_left -= uncached
+            if not self.uncached:
+                self.meter.first(uncached, now - turn.since)
+        elif len(turn.tokens) % MEASURED == 0:
             self.meter.gap(len(self.turns), (now - turn.since) / tokens)
-        elif not self.uncached:
-            self.meter.first(uncached, now - turn.since)
         self.heard = now
         self._suspect_s = SUSPECT_FIRST_S
 
     def end(self, turn: Turn) -> None:
         self.turns.pop(turn.ask.id, None)
-        self.uncached.pop(turn.ask.id, None)
-        self.expected.pop(turn.ask.id, None)
+        self.prefill_left -= self.uncached.pop(turn.ask.id, 0)
+        self.context -= self.expected.pop(turn.ask.id, 0)
 
     def fail(self, why: Cut, now: float) -> None:
         """A turn was cut here: for a while nothing new comes, unless it has since begun to."""
@@ -107,7 +116,7 @@ class Engine:
         """How long nothing has come though something could: no token of any turn, and the prompts
         that are being computed should have been done."""
         due = max(turn.since, self.heard)
-        computing = sum(self.uncached.values()) * self.speed.prefill_s / max(self.lent, 0.01)
+        computing = self.prefill_left * self.speed.prefill_s / max(self.lent, 0.01)
         return now - due - computing - self.speed.token_s(len(self.turns))
 
     def _cuts_per_s(self, now: float) -> float:

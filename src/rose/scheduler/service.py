@@ -50,6 +50,7 @@ class Service:
         self.session: aiohttp.ClientSession
         self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._news: dict[str, asyncio.Event] = {}
+        self._ends: dict[str, asyncio.Event] = {}
         self._kept: dict[str, float] = {}
         self._misses: dict[str, int] = {}
         self._context: dict[str, int] = {}
@@ -85,8 +86,8 @@ class Service:
         return taken
 
     async def over(self, taken: Turn) -> None:
-        while not taken.over:
-            await self.news(taken).wait()
+        if not taken.over:
+            await self._ends.setdefault(taken.ask.id, asyncio.Event()).wait()
 
     def news(self, taken: Turn) -> asyncio.Event:
         """Set when something of the turn changes from now on, or it is over."""
@@ -153,6 +154,8 @@ class Service:
             event.set()
         now = time.monotonic()
         if taken.over:
+            if (end := self._ends.pop(taken.ask.id, None)) is not None:
+                end.set()
             self._kept.pop(taken.ask.id, None)
             self.ledger.keep(taken)
             self.core.forget(taken)
