@@ -13,7 +13,7 @@ import typer
 
 from rose.bench.bench_cli import app as bench_app
 from rose.bench.load_cli import load
-from rose.scheduler.cli import scheduler
+from rose.scheduler.cli import ps, scheduler
 from rose.transfer.cli import relay, weights_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -26,6 +26,7 @@ app.add_typer(weights_app, name="weights")
 app.command()(load)
 app.command()(relay)
 app.command()(scheduler)
+app.command()(ps)
 
 
 def _fail(message: object) -> NoReturn:

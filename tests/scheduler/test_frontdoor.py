@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.scheduler.conftest import Cluster, call, until
+from tests.scheduler.conftest import Cluster, call, free_ports, until
 
 from rose.bench.emulated import CONTEXT, VOCABULARY, answer_to
 
@@ -67,8 +71,6 @@ def test_streams_carry_every_token_once(cluster: Cluster, route: str) -> None:
 
 
 def stream(url: str, body: Any) -> list[str]:
-    import urllib.request
-
     asked = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -224,3 +226,51 @@ def test_control_calls_reach_every_engine(cluster: Cluster) -> None:
     assert call(f"{cluster.url}/v1/models")[1]["data"][0]["id"] == "emulated"
     assert call(f"{cluster.url}/pause", {})[0] == 200
     assert call(f"{cluster.url}/reset_prefix_cache", {})[0] == 404
+
+
+def test_what_happens_can_be_watched(cluster: Cluster) -> None:
+    going = in_background(lambda: cluster.generate(PROMPT, 60))
+    cluster.emulate(busy(cluster), revoked=True)
+    assert going.result()[0] == 200
+    cluster.generate([-1], 2)
+    _, found = call(f"{cluster.url}/rose/v1/status")
+    assert (found["cuts"], found["ended"]) == ({"revoked": ANY}, {"done": 1})
+    assert {engine["turns"] for engine in found["engines"]} == {0}
+    shown = rose("ps", cluster.url)
+    assert all(engine.url in shown for engine in cluster.engines)
+    with urllib.request.urlopen(f"{cluster.url}/metrics") as answer:
+        metrics = answer.read().decode()
+    assert 'rose_turns_ended_total{state="done"} 1.0' in metrics
+    assert 'rose_turns{job="default",state="queued"} 0.0' in metrics
+    assert 'route="/inference/v1/generate",status="400"} 1.0' in metrics
+
+
+def test_a_scheduler_that_is_not_there_is_named() -> None:
+    (port,) = free_ports(1)
+    assert f"http://127.0.0.1:{port} is no scheduler" in rose(
+        "ps", f"http://127.0.0.1:{port}", code=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--engine", "nowhere"], "--engine nowhere is not a URL"),
+        (["--engine", "http://x", "--listen", "0.0.0.0:1"], "set ROSE_SCHEDULER_SECRET"),
+        (["--engine", "http://x", "--listen", "8400"], "--listen 8400 is not HOST:PORT"),
+        (["--engine", "http://x", "--placement", "best"], "--placement best: choose from cost"),
+        (["--engine", "http://x", "--order", "random"], "--order random: choose from"),
+        (["--engine", "http://x", "--stall-s", "0"], "--stall-s 0 is not above 0"),
+    ],
+)
+def test_bad_options_are_named(options: list[str], said: str) -> None:
+    assert said in rose("scheduler", *options, code=2)
+
+
+def rose(*words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "rose.cli", *words], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr

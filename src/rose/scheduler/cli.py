@@ -18,6 +18,41 @@ def _fail(message: object) -> NoReturn:
     raise typer.Exit(2)
 
 
+def ps(
+    url: Annotated[str, typer.Argument(help="The scheduler.")] = "http://127.0.0.1:8400",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Engines, turns and versions of a running scheduler."""
+    import json
+    import urllib.request
+
+    from rich.console import Console
+    from rich.table import Table
+
+    asked = urllib.request.Request(f"{url.rstrip('/')}/rose/v1/status")
+    if secret := os.environ.get(SECRET):
+        asked.add_header("Authorization", f"Bearer {secret}")
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            found = json.load(answer)
+    except (OSError, ValueError) as error:
+        _fail(f"{url} is no scheduler that answers: {error}")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    engines = Table("engine", "standing", "turns", "slots", "version", "ms/token", "cuts/min")
+    for one in found["engines"]:
+        shown = (one["turns"], one["slots"], one["version"] or "-")
+        rates = (f"{one['ms_per_token']:.1f}", f"{one['cuts_per_min']:.1f}")
+        engines.add_row(one["id"], one["standing"], *map(str, shown), *rates)
+    jobs = Table("job", "waiting", "running", "version")
+    for name, job in found["jobs"].items():
+        jobs.add_row(name, str(job["waiting"]), str(job["running"]), str(job["version"] or "-"))
+    console = Console()
+    console.print(engines)
+    console.print(jobs)
+
+
 def scheduler(
     engine: Annotated[list[str], typer.Option(help="URL of a rollout engine; may be repeated.")],
     job: Annotated[

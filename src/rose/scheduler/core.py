@@ -98,6 +98,7 @@ class Scheduler:
         """That are not over, and over ones that nobody has fetched yet (`forget`)."""
         self.prefixes = Prefixes()
         self.cuts: Counter[Cut] = Counter()
+        self.ended: Counter[State] = Counter()
         self.hits = self.looked = 0
         """Prompt tokens that engines had cached, and all, of turns placed."""
         self._before: dict[str, tuple[str, int]] = {}
@@ -314,6 +315,7 @@ class Scheduler:
         if state == State.DONE:
             trajectory, group = f"t:{turn.ask.trajectory}", f"g:{turn.ask.group}"
             job.lengths.add(len(turn.tokens), trajectory, group, "all")
+        self.ended[state] += 1
         turn.state, turn.since = state, now
 
     def _remember(self, ask: Ask, engine: Engine) -> None:

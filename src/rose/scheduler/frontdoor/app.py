@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -15,6 +17,7 @@ from rose.scheduler.frontdoor import control, splitting, texts
 from rose.scheduler.frontdoor.errors import END, Wrong, answer, event, json, read
 from rose.scheduler.frontdoor.exchange import Exchange, Left, exchange
 from rose.scheduler.service import Service
+from rose.scheduler.status import Exported, describe
 from rose.scheduler.turn import Turn
 
 log = logging.getLogger("rose.scheduler")
@@ -40,6 +43,7 @@ class Door:
         self._service = service
         self._default_job = default_job
         self._control = control.Control(service)
+        self._exported = Exported(service.core)
 
     def routes(self) -> list[Route]:
         found = [
@@ -47,6 +51,8 @@ class Door:
             Route("/v1/completions", self._safely(self._text(texts.COMPLETIONS)), methods=["POST"]),
             Route("/v1/chat/completions", self._safely(self._text(texts.CHAT)), methods=["POST"]),
             Route("/health", self._safely(self.health)),
+            Route("/metrics", self._safely(self.metrics)),
+            Route("/rose/v1/status", self._safely(self.status)),
             Route("/get_world_size", self._safely(self._of_job(self._control.world_size))),
             Route("/weight_info", self._safely(self._of_job(self._control.weight_info))),
             Route("/abort_requests", self._safely(self.abort), methods=["POST"]),
@@ -134,6 +140,12 @@ class Door:
             return answer(503, self._service.ledger.failed, "ServiceUnavailableError")
         return Response()
 
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._exported.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def status(self, request: Request) -> Response:
+        return json(describe(self._service.core))
+
     def _job(self, request: Request) -> str:
         name = str(request.path_params.get("job", self._default_job))
         if name not in self._service.core.jobs:
@@ -154,11 +166,16 @@ class Door:
 
     def _safely(self, handle: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
+            began = time.monotonic()
             try:
-                return await handle(request)
+                answered = await handle(request)
             except Wrong as error:
-                return answer(error.status, str(error), error.kind)
+                answered = answer(error.status, str(error), error.kind)
             except (Left, ClientDisconnect):
-                return Response(status_code=CLIENT_LEFT)
+                answered = Response(status_code=CLIENT_LEFT)
+            route = request.scope["route"].path
+            seconds = self._exported.seconds.labels(route, answered.status_code)
+            seconds.observe(time.monotonic() - began)
+            return answered
 
         return guarded

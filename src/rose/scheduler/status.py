@@ -1,0 +1,95 @@
+"""What the scheduler knows, for people (`rose ps`) and for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from rose.scheduler.core import Scheduler
+from rose.scheduler.facts import Standing
+from rose.scheduler.turn import State
+
+LATENCY_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+def describe(core: Scheduler) -> dict[str, Any]:
+    now = time.monotonic()
+    states = Counter((turn.ask.job, turn.state) for turn in core.turns.values())
+    return {
+        "jobs": {
+            name: {
+                "waiting": states[name, State.QUEUED],
+                "running": job.running,
+                "version": job.version,
+            }
+            for name, job in core.jobs.items()
+        },
+        "engines": [
+            {
+                "id": engine.id,
+                "standing": engine.standing(now),
+                "turns": len(engine.turns),
+                "slots": engine.facts(now).slots,
+                "version": engine.version,
+                "ms_per_token": 1e3 * engine.speed.token_s(len(engine.turns)),
+                "cuts_per_min": 60 * engine.facts(now).revoked_per_s,
+            }
+            for engine in core.engines.values()
+        ],
+        "cuts": dict(core.cuts),
+        "ended": dict(core.ended),
+        "prefix_hit_rate": core.hits / core.looked if core.looked else None,
+    }
+
+
+class Exported:
+    """Metrics of a scheduler; `seconds` is observed by the front door, by route and status."""
+
+    def __init__(self, core: Scheduler) -> None:
+        self._core = core
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.seconds = Histogram(
+            "rose_request_seconds",
+            "Of requests at the front door.",
+            ["route", "status"],
+            buckets=LATENCY_S,
+            registry=self.registry,
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        core, now = self._core, time.monotonic()
+        turns = GaugeMetricFamily(
+            "rose_turns", "Not over, by job and state.", labels=["job", "state"]
+        )
+        states = Counter((turn.ask.job, turn.state) for turn in core.turns.values())
+        for job in core.jobs:
+            for state in (State.QUEUED, State.PLACED, State.STREAMING):
+                turns.add_metric([job, state], states[job, state])
+        yield turns
+        engines = GaugeMetricFamily("rose_engines", "By standing.", labels=["standing"])
+        standings = Counter(engine.standing(now) for engine in core.engines.values())
+        for standing in Standing:
+            engines.add_metric([standing], standings[standing])
+        yield engines
+        cuts = CounterMetricFamily(
+            "rose_turns_cut", "Turns that were cut short and resumed.", labels=["cause"]
+        )
+        for why, count in core.cuts.items():
+            cuts.add_metric([why], count)
+        yield cuts
+        ended = CounterMetricFamily("rose_turns_ended", "By how.", labels=["state"])
+        for state, count in core.ended.items():
+            ended.add_metric([state], count)
+        yield ended
+        tokens = CounterMetricFamily("rose_prompt_tokens_placed", "Of turns sent to engines.")
+        tokens.add_metric([], core.looked)
+        yield tokens
+        cached = CounterMetricFamily("rose_prompt_tokens_cached", "Of those, cached there.")
+        cached.add_metric([], core.hits)
+        yield cached
