@@ -150,14 +150,38 @@ class _Any:
 ANY = _Any()
 
 
-def test_a_client_that_leaves_frees_its_engine(cluster: Cluster) -> None:
-    body = json.dumps({"token_ids": PROMPT, "sampling_params": {"max_tokens": 1000,
-                       "ignore_eos": True}}).encode()  # fmt: skip
+def leave(cluster: Cluster, most: int, headers: str = "", *, stream: bool = False) -> None:
+    """Ask, and be gone as soon as an engine works on it."""
+    sampling = {"max_tokens": most, "ignore_eos": True}
+    asked = {"token_ids": PROMPT, "sampling_params": sampling, "stream": stream}
+    body = json.dumps(asked).encode()
     with socket.create_connection(("127.0.0.1", int(cluster.url.rpartition(":")[2]))) as client:
         head = f"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
-        client.sendall(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
+        client.sendall(f"{head}\r\n{headers}\r\n".encode() + body)
         busy(cluster)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_engine(cluster: Cluster, stream: bool) -> None:
+    leave(cluster, 1000, stream=stream)
     until(lambda: not cluster.running())
+
+
+def test_a_client_that_comes_back_finds_its_turn(make_cluster: Any) -> None:
+    cluster = make_cluster(1, "--grace-s", 1)
+    leave(cluster, 120, "X-Request-ID: mine\r\n")
+    status, answer = cluster.generate(PROMPT, 120, headers={"X-Request-ID": "mine"})
+    assert (status, answer["choices"][0]["token_ids"]) == (200, expected(PROMPT, 120))
+    assert cluster.emulate(0)["served"] == 1
+    leave(cluster, 1000, "X-Request-ID: other\r\n")
+    until(lambda: not cluster.running())
+
+
+def test_a_stream_that_is_refused_says_so(shared: Cluster) -> None:
+    body = {"token_ids": [VOCABULARY], "stream": True}
+    *_, error, end = stream(f"{shared.url}/inference/v1/generate", body)
+    assert "vocabulary" in json.loads(error)["error"]["message"]
+    assert end == "[DONE]"
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,9 @@ def scheduler(
     order: Annotated[str, typer.Option(help="Which turn is next.")] = "longest_first",
     stall_s: Annotated[float, typer.Option(help="Silence that means that an engine hangs.")] = 2.0,
     most_waiting: Annotated[int, typer.Option(min=1, help="Turns that may wait.")] = 10_000,
+    grace_s: Annotated[
+        float, typer.Option(min=0, help="How long a request with an id goes on without its client.")
+    ] = 30.0,
 ) -> None:
     """One URL in front of many rollout engines: looks like one vLLM server to an RL framework."""
     import uvloop
@@ -102,6 +105,7 @@ def scheduler(
         order=order,
         stall_s=stall_s,
         most_waiting=most_waiting,
+        grace_s=grace_s,
         secret=secret,
     )
     try:

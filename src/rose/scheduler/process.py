@@ -33,6 +33,7 @@ class Settings:
     order: str = "longest_first"
     stall_s: float = 2.0
     most_waiting: int = 10_000
+    grace_s: float = 30.0
     secret: str = ""
 
 
@@ -43,7 +44,7 @@ def service(settings: Settings) -> Service:
         core.jobs[name] = Job(name)
     for url in settings.engines:
         core.join(Engine(url, url), 0.0)
-    return Service(core, Ledger(settings.ledger))
+    return Service(core, Ledger(settings.ledger), settings.grace_s)
 
 
 class _Guard:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -44,9 +45,13 @@ KEEP_EVERY_S = 0.5
 
 
 class Service:
-    def __init__(self, core: Scheduler, ledger: Ledger) -> None:
+    def __init__(self, core: Scheduler, ledger: Ledger, grace_s: float) -> None:
+        """`grace_s`: how long a request with an id of its client's goes on without it."""
         self.core = core
         self.ledger = ledger
+        self.grace_s = grace_s
+        self.listeners: Counter[str] = Counter()
+        """Clients that wait for a turn."""
         self.session: aiohttp.ClientSession
         self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._news: dict[str, asyncio.Event] = {}
@@ -75,11 +80,12 @@ class Service:
 
     # ---- turns
 
-    def submit(self, ask: Ask) -> Turn:
-        """A turn that is known by its id is that turn, running or over."""
-        known = self.core.turns.get(ask.id) or self.ledger.find(ask.id)
-        if known is not None and (known.over or ask.id in self.core.turns):
-            return known
+    def submit(self, ask: Ask, *, again: bool) -> Turn:
+        """A turn that is known by its id is that turn, running or over; `again`: it may be."""
+        if again:
+            known = self.core.turns.get(ask.id) or self.ledger.find(ask.id)
+            if known is not None and (known.over or ask.id in self.core.turns):
+                return known
         taken = self.core.submit(ask, time.monotonic())
         self.ledger.keep(taken)
         self.kick()

@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from rose.scheduler.frontdoor import control, splitting, texts
 from rose.scheduler.frontdoor.errors import END, Wrong, answer, event, json, read
+from rose.scheduler.frontdoor.events import Events
 from rose.scheduler.frontdoor.exchange import Exchange, Left, exchange
 from rose.scheduler.service import Service
 from rose.scheduler.status import Exported, describe
@@ -76,9 +77,7 @@ class Door:
             room = await self._service.context(job)
             turns = going.begin(splitting.split(body, job, going.id, 0, going.trajectory, room))
             if asked.stream:
-                return StreamingResponse(
-                    self._events(going, self._generated(going)), media_type="text/event-stream"
-                )
+                return Events(going, self._generated(going))
             await going.finish()
         return json(splitting.join(going.id, turns, with_prompt=bool(asked.return_token_ids)))
 
@@ -105,23 +104,11 @@ class Door:
                 taken = iter(going.begin([ask for of_prompt in asks for ask in of_prompt]))
                 prompts: list[list[Turn]] = [[next(taken) for _ in of_prompt] for of_prompt in asks]
                 if body.get("stream"):
-                    events = texts.stream(route, going, body, prompts)
-                    return StreamingResponse(
-                        self._events(going, events), media_type="text/event-stream"
-                    )
+                    return Events(going, texts.stream(route, going, body, prompts))
                 await going.finish()
                 return json(await route.derender(going, body, prompts))
 
         return handle
-
-    async def _events(self, going: Exchange, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """A stream whose client leaves is closed; then its turns are nobody's."""
-        async with exchange(going):
-            async for each in events:
-                yield each
-            for turn in going.turns:
-                if turn.error:
-                    yield event({"error": {"message": turn.error, "code": turn.status}})
 
     async def abort(self, request: Request) -> Response:
         body = await read(request)

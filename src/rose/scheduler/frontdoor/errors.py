@@ -22,8 +22,12 @@ class Wrong(Exception):
         self.kind = kind
 
 
+def describe(status: int, message: str, kind: str) -> dict[str, Any]:
+    return {"message": message, "type": kind, "param": None, "code": status}
+
+
 def answer(status: int, message: str, kind: str = "BadRequestError") -> Response:
-    error = {"message": message, "type": kind, "param": None, "code": status}
+    error = describe(status, message, kind)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else {}
     return json({"error": error}, status, headers)
 

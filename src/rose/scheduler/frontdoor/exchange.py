@@ -16,8 +16,6 @@ from rose.scheduler.service import Service
 from rose.scheduler.turn import Ask, State, Turn
 
 T = TypeVar("T")
-GRACE_S = 30.0
-"""A request with an id of its client's goes on for so long without it: it may ask again."""
 
 
 class Left(Exception):
@@ -34,23 +32,24 @@ class Exchange:
         self.id = f"{job}/{given or uuid.uuid4().hex}"
         self.trajectory = request.headers.get("x-session-id", "")
         self.turns: list[Turn] = []
+        self.handed_over = False
+        """To an answer that will end it."""
         self._request = request
 
     def begin(self, asks: list[Ask]) -> list[Turn]:
         try:
-            taken = [self.service.submit(ask) for ask in asks]
+            for ask in asks:
+                self.turns.append(self.service.submit(ask, again=self.again))
+                self.service.listeners[ask.id] += 1
         except Full as error:
-            self.give_up()
             raise Wrong(429, str(error), "RateLimitError") from error
-        self.turns += taken
-        return taken
+        return self.turns
 
     async def finish(self) -> None:
         """All turns over; raises what an engine says against them."""
         await self.listened(asyncio.gather(*(self.service.over(turn) for turn in self.turns)))
         for turn in self.turns:
-            if turn.state == State.ABORTED:
-                raise Wrong(turn.status if turn.error else 499, turn.error or "it was aborted")
+            _check(turn)
 
     async def listened(self, work: Awaitable[T]) -> T:
         """Do it as long as the client listens."""
@@ -74,6 +73,7 @@ class Exchange:
                 turn = self.turns[i]
                 if len(turn.tokens) == sent[i] and not turn.over:
                     continue
+                _check(turn)
                 before, sent[i] = sent[i], len(turn.tokens)
                 if turn.over:
                     open_.discard(i)
@@ -84,29 +84,40 @@ class Exchange:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
 
-    def give_up(self) -> None:
+    def end(self) -> None:
         for turn in self.turns:
-            self.service.cancel(turn)
+            self.service.listeners[turn.ask.id] -= 1
 
-    def leave(self) -> None:
-        """The client is gone: its turns too, at once or unless it comes back."""
-        if self.again:
-            asyncio.get_running_loop().call_later(GRACE_S, self.give_up)
-        else:
-            self.give_up()
+    def give_up(self) -> None:
+        """Turns that nobody else listens to."""
+        for turn in self.turns:
+            if not self.service.listeners[turn.ask.id]:
+                del self.service.listeners[turn.ask.id]
+                self.service.cancel(turn)
 
 
 @asynccontextmanager
 async def exchange(going: Exchange) -> AsyncIterator[None]:
-    """Whatever ends it, no turn is left that nobody wants."""
+    """Whatever ends it, no turn is left that nobody wants; who may come back has some time to."""
     try:
         yield
     except (Left, asyncio.CancelledError, GeneratorExit):
-        going.leave()
+        going.end()
+        later = going.service.grace_s if going.again else 0.0
+        asyncio.get_running_loop().call_later(later, going.give_up)
         raise
     except BaseException:
+        going.end()
         going.give_up()
         raise
+    if not going.handed_over:
+        going.end()
+        going.give_up()
+
+
+def _check(turn: Turn) -> None:
+    if turn.state == State.ABORTED:
+        raise Wrong(turn.status if turn.error else 499, turn.error or "it was aborted")
 
 
 async def _first(events: list[asyncio.Event]) -> None:
