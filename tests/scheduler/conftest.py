@@ -75,14 +75,16 @@ class Process:
 
 
 class Cluster:
-    def __init__(self, folder: Path, engines: int, *options: object) -> None:
+    def __init__(self, folder: Path, engines: int, *options: object, alone: bool = False) -> None:
+        """`alone`: the scheduler is not told of the engines."""
         self._folder = folder
         ports = free_ports(engines + 1)
         self.engines = [
             Process(port, folder / f"engine-{port}.log", "-m", "rose.bench.emulated", port)
             for port in ports[1:]
         ]
-        words = [word for engine in self.engines for word in ("--engine", engine.url)]
+        told = [] if alone else self.engines
+        words = [word for engine in told for word in ("--engine", engine.url)]
         words += ["--ledger", str(folder / "ledger.sqlite"), "--listen", f"127.0.0.1:{ports[0]}"]
         self.scheduler = Process(
             ports[0], folder / "scheduler.log", "-m", "rose.cli", "scheduler", *words, *options
@@ -127,8 +129,8 @@ def free_ports(count: int) -> list[int]:
 def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
 
-    def make(engines: int = 2, *options: object) -> Cluster:
-        made.append(Cluster(tmp_path, engines, *options))
+    def make(engines: int = 2, *options: object, alone: bool = False) -> Cluster:
+        made.append(Cluster(tmp_path, engines, *options, alone=alone))
         return made[-1]
 
     yield make

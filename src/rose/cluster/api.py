@@ -26,6 +26,7 @@ from rose.cluster import metrics
 from rose.cluster.config import ConfigError, NodeConfig
 from rose.cluster.engine import bound
 from rose.cluster.node import Node
+from rose.cluster.reporting import report
 from rose.executor.slo import Slo
 
 log = logging.getLogger("rose.node")
@@ -71,15 +72,23 @@ def application(node: Node) -> Starlette:
 
         return carry_out
 
+    async def lend() -> float:
+        node.offered = True
+        return await node.activate()
+
+    async def take_back() -> float:
+        node.offered = False
+        return await node.revoke()
+
     routes = [
         Route("/health", health),
         Route("/status", status),
         Route("/page", page),
         Route("/metrics", scrape),
         Route("/slo", slo, methods=["POST"]),
-        Route("/activate", order(node.activate), methods=["POST"]),
+        Route("/activate", order(lend), methods=["POST"]),
         Route("/drain", order(node.drain), methods=["POST"]),
-        Route("/revoke", order(node.revoke), methods=["POST"]),
+        Route("/revoke", order(take_back), methods=["POST"]),
     ]
     app = Starlette(routes=routes)
     if node.config.secret:
@@ -143,9 +152,15 @@ async def running(config: NodeConfig) -> AsyncIterator[Node]:
             server = _Server(uvicorn.Config(application(node), log_level="warning"))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             node.url = f"http://{config.host}:{listener.getsockname()[1]}"
+            reporting = None
+            if config.scheduler is not None:
+                said = report(node, config.scheduler, config.scheduler_secret or "")
+                reporting = asyncio.create_task(said)
             try:
                 yield node
             finally:
+                if reporting is not None:
+                    reporting.cancel()
                 server.should_exit = True
                 await serving
         finally:

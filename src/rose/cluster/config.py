@@ -84,6 +84,9 @@ class NodeConfig(_Strict):
     host: str = "127.0.0.1"
     port: Port = 8300
     secret: str | None = None
+    scheduler: str | None = None
+    """URL of a `rose scheduler` that this device reports to, and may be borrowed by."""
+    scheduler_secret: str | None = None
     log_dir: Path = Path("rose-logs")
     restart_rollout: bool = True
     serving: ServingConfig | None = None

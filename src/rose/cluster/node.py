@@ -53,6 +53,8 @@ class Node:
         self.rollout: Engine | None = None
         self.ready = False
         self.url = ""
+        self.offered = True
+        """A scheduler may borrow the device: not after it was taken back, until lent again."""
         self.restarts = {"serving": 0, "rollout": 0}
         self.last_activate_s = 0.0
         self.last_revoke_s = 0.0
@@ -357,6 +359,7 @@ class Node:
             "serving": _shown(self.serving),
             "rollout": _shown(self.rollout),
             "restarts": self.restarts,
+            "offered": self.offered,
         }
 
 

@@ -40,11 +40,13 @@ def ps(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    engines = Table("engine", "standing", "turns", "slots", "version", "ms/token", "cuts/min")
+    engines = Table(
+        "engine", "lease", "standing", "turns", "slots", "version", "ms/token", "cuts/min"
+    )
     for one in found["engines"]:
         shown = (one["turns"], one["slots"], one["version"] or "-")
         rates = (f"{one['ms_per_token']:.1f}", f"{one['cuts_per_min']:.1f}")
-        engines.add_row(one["id"], one["standing"], *map(str, shown), *rates)
+        engines.add_row(one["url"], one["lease"], one["standing"], *map(str, shown), *rates)
     jobs = Table("job", "waiting", "running", "version")
     for name, job in found["jobs"].items():
         jobs.add_row(name, str(job["waiting"]), str(job["running"]), str(job["version"] or "-"))
@@ -54,7 +56,10 @@ def ps(
 
 
 def scheduler(
-    engine: Annotated[list[str], typer.Option(help="URL of a rollout engine; may be repeated.")],
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a rollout engine that no node reports; may be repeated."),
+    ] = None,
     job: Annotated[
         list[str] | None, typer.Option(help="A job; all but the first are at /jobs/NAME/.")
     ] = None,
@@ -68,6 +73,7 @@ def scheduler(
     order: Annotated[str, typer.Option(help="Which turn is next.")] = "longest_first",
     stall_s: Annotated[float, typer.Option(help="Silence that means that an engine hangs.")] = 2.0,
     most_waiting: Annotated[int, typer.Option(min=1, help="Turns that may wait.")] = 10_000,
+    max_borrowed: Annotated[int, typer.Option(min=0, help="Serving devices to borrow.")] = 1000,
     grace_s: Annotated[
         float, typer.Option(min=0, help="How long a request with an id goes on without its client.")
     ] = 30.0,
@@ -86,7 +92,7 @@ def scheduler(
     secret = os.environ.get(SECRET, "")
     if host not in LOOPBACK and not secret:
         _fail(f"--listen {listen} can be reached from elsewhere: set {SECRET}")
-    for url in engine:
+    for url in engine or ():
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             _fail(f"--engine {url} is not a URL such as http://127.0.0.1:8302")
     if placement not in placements.POLICIES:
@@ -96,7 +102,7 @@ def scheduler(
     if stall_s <= 0:
         _fail(f"--stall-s {stall_s:g} is not above 0")
     settings = Settings(
-        engines=tuple(url.rstrip("/") for url in engine),
+        engines=tuple(url.rstrip("/") for url in engine or ()),
         jobs=tuple(job or ["default"]),
         host=host,
         port=int(port),
@@ -106,6 +112,7 @@ def scheduler(
         stall_s=stall_s,
         most_waiting=most_waiting,
         grace_s=grace_s,
+        most_borrowed=max_borrowed,
         secret=secret,
     )
     try:

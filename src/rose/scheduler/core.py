@@ -269,7 +269,7 @@ class Scheduler:
         before = self._before.get(ask.trajectory, (None, 0))[0]
         if before is None and cached:
             before = max(cached, key=lambda id_: (cached[id_], id_))
-        expected = max(1, round(min(turn.left, self._expect(turn, job))))
+        expected = max(1, round(min(turn.left, self.expect(turn))))
         asked = Placing(len(tokens), expected, cached, before, self._placed)
         chosen = placement.place(self.rules.placement, asked, [e.facts(now) for e in usable])
         if chosen is None:
@@ -297,13 +297,14 @@ class Scheduler:
     def _queue(self, turn: Turn, now: float) -> None:
         job = self.jobs[turn.ask.job]
         turns = self._before.get(turn.ask.trajectory, ("", 0))[1]
-        waiting = Waiting(turn.arrived, self._expect(turn, job), turns)
+        waiting = Waiting(turn.arrived, self.expect(turn), turns)
         rank = order.rank(self.rules.order, waiting)
         heapq.heappush(job.queue, (rank, next(self._numbers), turn.ask.id))
 
-    def _expect(self, turn: Turn, job: Job) -> float:
+    def expect(self, turn: Turn) -> float:
+        """Tokens that a turn will likely still make."""
         ask = turn.ask
-        expected = job.lengths.expect(f"t:{ask.trajectory}", f"g:{ask.group}", "all")
+        expected = self.jobs[ask.job].lengths.expect(f"t:{ask.trajectory}", f"g:{ask.group}", "all")
         return min(max(expected - len(turn.tokens), 16.0), float(turn.left))
 
     def _end(self, turn: Turn, state: State, now: float) -> None:

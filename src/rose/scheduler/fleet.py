@@ -26,6 +26,8 @@ class Engine:
     id: str
     url: str
     borrowed: bool = False
+    reported: bool = False
+    """Its node says whether it takes turns."""
     capacity: int = 1 << 30
     jobs: frozenset[str] = frozenset()
     """That it may serve; any if empty."""

@@ -34,6 +34,7 @@ class Settings:
     stall_s: float = 2.0
     most_waiting: int = 10_000
     grace_s: float = 30.0
+    most_borrowed: int = 1000
     secret: str = ""
 
 
@@ -44,7 +45,12 @@ def service(settings: Settings) -> Service:
         core.jobs[name] = Job(name)
     for url in settings.engines:
         core.join(Engine(url, url), 0.0)
-    return Service(core, Ledger(settings.ledger), settings.grace_s)
+    return Service(
+        core,
+        Ledger(settings.ledger),
+        grace_s=settings.grace_s,
+        most_borrowed=settings.most_borrowed,
+    )
 
 
 class _Guard:

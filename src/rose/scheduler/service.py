@@ -27,6 +27,7 @@ from rose.scheduler.core import Scheduler, Start, Stop
 from rose.scheduler.engine_client import Broken, Refused
 from rose.scheduler.fleet import Engine
 from rose.scheduler.ledger import Ledger
+from rose.scheduler.nodes import Nodes
 from rose.scheduler.turn import Ask, Cut, Turn
 
 log = logging.getLogger("rose.scheduler")
@@ -45,9 +46,12 @@ KEEP_EVERY_S = 0.5
 
 
 class Service:
-    def __init__(self, core: Scheduler, ledger: Ledger, grace_s: float) -> None:
+    def __init__(
+        self, core: Scheduler, ledger: Ledger, *, grace_s: float, most_borrowed: int
+    ) -> None:
         """`grace_s`: how long a request with an id of its client's goes on without it."""
         self.core = core
+        self.nodes = Nodes(core, most_borrowed)
         self.ledger = ledger
         self.grace_s = grace_s
         self.listeners: Counter[str] = Counter()
@@ -231,6 +235,7 @@ class Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self.nodes.decide(time.monotonic())
             self.kick()
 
     async def _look(self) -> None:
@@ -253,7 +258,8 @@ class Service:
             elif status >= 500:
                 raise Broken(f"{engine.url}: {status}")
             self._misses.pop(engine.id, None)
-            engine.active = True
+            if not engine.reported:
+                engine.active = True
         except (Broken, msgspec.DecodeError) as error:
             misses = self._misses[engine.id] = self._misses.get(engine.id, 0) + 1
             if misses == GONE_AFTER:

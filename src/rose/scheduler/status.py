@@ -12,12 +12,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from rose.scheduler.core import Scheduler
 from rose.scheduler.facts import Standing
+from rose.scheduler.nodes import Nodes
 from rose.scheduler.turn import State
 
 LATENCY_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
-def describe(core: Scheduler) -> dict[str, Any]:
+def describe(core: Scheduler, nodes: Nodes) -> dict[str, Any]:
     now = time.monotonic()
     states = Counter((turn.ask.job, turn.state) for turn in core.turns.values())
     return {
@@ -32,6 +33,8 @@ def describe(core: Scheduler) -> dict[str, Any]:
         "engines": [
             {
                 "id": engine.id,
+                "url": engine.url,
+                "lease": _lease(nodes, engine.id),
                 "standing": engine.standing(now),
                 "turns": len(engine.turns),
                 "slots": engine.facts(now).slots,
@@ -45,6 +48,13 @@ def describe(core: Scheduler) -> dict[str, Any]:
         "ended": dict(core.ended),
         "prefix_hit_rate": core.hits / core.looked if core.looked else None,
     }
+
+
+def _lease(nodes: Nodes, id_: str) -> str:
+    node = nodes.known.get(id_)
+    if node is None:
+        return "none"
+    return node.lease.phase if node.word.offered else "taken back"
 
 
 class Exported:

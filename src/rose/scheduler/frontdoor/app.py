@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,7 @@ from rose.scheduler.frontdoor import control, splitting, texts
 from rose.scheduler.frontdoor.errors import END, Wrong, answer, event, json, read
 from rose.scheduler.frontdoor.events import Events
 from rose.scheduler.frontdoor.exchange import Exchange, Left, exchange
+from rose.scheduler.lease import Word
 from rose.scheduler.service import Service
 from rose.scheduler.status import Exported, describe
 from rose.scheduler.turn import Turn
@@ -39,6 +41,16 @@ def application(service: Service, default_job: str) -> Starlette:
     return Starlette(routes=[*routes, Mount("/jobs/{job}", routes=routes)], lifespan=lifespan)
 
 
+class Report(msgspec.Struct):
+    """Of a node."""
+
+    node: str
+    engine: str
+    active: bool
+    offered: bool
+    dedicated: bool
+
+
 class Door:
     def __init__(self, service: Service, default_job: str) -> None:
         self._service = service
@@ -54,6 +66,7 @@ class Door:
             Route("/health", self._safely(self.health)),
             Route("/metrics", self._safely(self.metrics)),
             Route("/rose/v1/status", self._safely(self.status)),
+            Route("/rose/v1/nodes", self._safely(self.report), methods=["POST"]),
             Route("/get_world_size", self._safely(self._of_job(self._control.world_size))),
             Route("/weight_info", self._safely(self._of_job(self._control.weight_info))),
             Route("/abort_requests", self._safely(self.abort), methods=["POST"]),
@@ -131,7 +144,20 @@ class Door:
         return Response(generate_latest(self._exported.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def status(self, request: Request) -> Response:
-        return json(describe(self._service.core))
+        return json(describe(self._service.core, self._service.nodes))
+
+    async def report(self, request: Request) -> Response:
+        """A node says how it is, and is told what to do."""
+        try:
+            said = msgspec.convert(await read(request), Report)
+        except msgspec.ValidationError as error:
+            raise Wrong(400, str(error)) from error
+        word = Word(time.monotonic(), said.active, said.offered)
+        node, order = self._service.nodes.heard(
+            said.node, said.engine.rstrip("/"), dedicated=said.dedicated, word=word
+        )
+        self._service.kick()
+        return json({"order": order, "lease": node.lease.phase})
 
     def _job(self, request: Request) -> str:
         name = str(request.path_params.get("job", self._default_job))

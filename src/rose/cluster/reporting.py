@@ -1,0 +1,53 @@
+"""A node tells the scheduler how it is, and does what it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import aiohttp
+
+from rose.cluster.node import Node
+
+log = logging.getLogger("rose.node")
+
+REPORT_S = 2.0
+TIMEOUT_S = 5.0
+
+
+async def report(node: Node, scheduler: str, secret: str) -> None:
+    """Until cancelled. A scheduler that is away is asked again; the device stays as it is."""
+    failing = False
+    while True:
+        try:
+            await _once(node, scheduler, secret)
+            failing = False
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            if not failing:
+                log.warning("scheduler %s: %s", scheduler, error or type(error).__name__)
+            failing = True
+        await asyncio.sleep(REPORT_S)
+
+
+async def _once(node: Node, scheduler: str, secret: str) -> None:
+    rollout = node.rollout
+    if not node.ready or rollout is None:
+        return
+    word = {
+        "node": node.url,
+        "engine": rollout.url,
+        "dedicated": node.config.serving is None,
+        "active": node.status()["state"] == "active",
+        "offered": node.offered,
+    }
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    url = f"{scheduler.rstrip('/')}/rose/v1/nodes"
+    async with node.session.post(url, json=word, headers=headers, timeout=timeout) as answer:
+        if answer.status != 200:
+            raise ValueError(f"{answer.status} {(await answer.text())[:200]}")
+        order = (await answer.json())["order"]
+    if order == "activate" and node.offered:
+        await node.activate()
+    elif order == "drain":
+        await node.drain()

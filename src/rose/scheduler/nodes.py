@@ -1,0 +1,89 @@
+"""Devices whose nodes report here: which are held, which of their engines get turns.
+
+Without I/O, as the core: told what nodes say, answers what they should do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rose.scheduler import lease, provisioner
+from rose.scheduler.core import Scheduler
+from rose.scheduler.fleet import Engine
+from rose.scheduler.lease import Lease, Order, Phase, Word
+from rose.scheduler.provisioner import Demand, Device
+from rose.scheduler.turn import State
+
+TYPICAL_TURNS = 8
+"""At once, for telling how fast a device is."""
+
+
+@dataclass
+class Node:
+    id: str
+    engine: str
+    dedicated: bool
+    word: Word
+    lease: Lease = field(default_factory=Lease)
+
+    @property
+    def held(self) -> bool:
+        return self.lease.phase in (Phase.ACTIVATING, Phase.ACTIVE)
+
+
+class Nodes:
+    def __init__(self, core: Scheduler, most_borrowed: int) -> None:
+        self._core = core
+        self._most = most_borrowed
+        self._changed = -1e9
+        self._wanted: set[str] = set()
+        self.known: dict[str, Node] = {}
+
+    def heard(
+        self, id_: str, engine: str, *, dedicated: bool, word: Word
+    ) -> tuple[Node, Order | None]:
+        """What a node says of itself; returns what to answer."""
+        node = self.known.get(id_)
+        if node is None or node.engine != engine:
+            self.forget(id_, word.at)
+            node = self.known[id_] = Node(id_, engine, dedicated, word)
+            self._core.join(Engine(id_, engine, not dedicated, True, active=False), word.at)
+        node.word = word
+        self.decide(word.at)
+        wanted = dedicated or id_ in self._wanted
+        node.lease, order = lease.step(node.lease, word, wanted=wanted, now=word.at)
+        ours = self._core.engines[id_]
+        ours.active = node.lease.phase in (Phase.ACTIVE, Phase.DRAINING) and word.active
+        ours.draining = node.lease.phase == Phase.DRAINING
+        return node, order
+
+    def decide(self, now: float) -> None:
+        """Forget who is lost, and how many to hold."""
+        for id_ in [n.id for n in self.known.values() if lease.lost(n.word, now)]:
+            self.forget(id_, now)
+        left = [
+            (turn.state, self._core.expect(turn))
+            for turn in self._core.turns.values()
+            if not turn.over
+        ]
+        demand = Demand(
+            tokens=sum(tokens for _, tokens in left),
+            waiting=sum(state == State.QUEUED for state, _ in left),
+            most=self._most,
+            changed=self._changed,
+        )
+        wanted = provisioner.borrow(demand, [self._device(n) for n in self.known.values()], now)
+        if wanted != self._wanted:
+            self._changed = now
+            self._wanted = wanted
+
+    def forget(self, id_: str, now: float) -> None:
+        if self.known.pop(id_, None) is not None:
+            self._wanted.discard(id_)
+            self._core.leave(id_, now)
+
+    def _device(self, node: Node) -> Device:
+        speed = self._core.engines[node.id].speed
+        makes = TYPICAL_TURNS / speed.token_s(TYPICAL_TURNS)
+        held = node.dedicated or node.id in self._wanted
+        return Device(node.id, makes, held, node.dedicated, node.word.offered)

@@ -1,0 +1,59 @@
+"""How many devices to borrow? A pure function of the work at hand and what devices make of it.
+
+One more is borrowed when what waits would keep those at hand busy for longer than `BORROW_S`; one
+is given back when nothing waits and the others would be done with all that runs within `RETURN_S`.
+Between the two nothing changes, and after a change there is a pause, so the number does not flap.
+Devices differ: the fastest that are offered are borrowed first, the slowest given back first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BORROW_S = 20.0
+"""Activating a device takes a second or two, and its prefix cache is cold: less work is done sooner
+by those that are there."""
+RETURN_S = 5.0
+PAUSE_S = 5.0
+"""After a change: until its effect can be seen."""
+
+
+@dataclass(frozen=True)
+class Device:
+    id: str
+    tokens_per_s: float
+    """That it makes, or is expected to."""
+    held: bool
+    dedicated: bool = False
+    offered: bool = True
+
+
+@dataclass(frozen=True)
+class Demand:
+    tokens: float
+    """Still to be made, of turns waiting and running."""
+    waiting: int
+    most: int
+    """Devices that may be borrowed."""
+    changed: float = -1e9
+    """When the number last changed."""
+
+
+def borrow(demand: Demand, devices: Sequence[Device], now: float) -> set[str]:
+    """The devices to hold, of those that are not dedicated."""
+    lent = [d for d in devices if not d.dedicated and d.offered]
+    held = [d for d in lent if d.held]
+    free = [d for d in lent if not d.held]
+    ids = {d.id for d in held}
+    if now - demand.changed < PAUSE_S:
+        return ids
+    makes = sum(d.tokens_per_s for d in devices if d.held)
+    if demand.waiting and free and len(held) < demand.most:
+        if demand.tokens > BORROW_S * makes:
+            return ids | {max(free, key=lambda d: (d.tokens_per_s, d.id)).id}
+    elif held and not demand.waiting:
+        slowest = min(held, key=lambda d: (d.tokens_per_s, d.id))
+        if demand.tokens <= RETURN_S * (makes - slowest.tokens_per_s):
+            return ids - {slowest.id}
+    return ids
