@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def call(url: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
