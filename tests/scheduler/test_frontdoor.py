@@ -264,8 +264,8 @@ def test_what_happens_can_be_watched(cluster: Cluster) -> None:
     assert all(engine.url in shown for engine in cluster.engines)
     with urllib.request.urlopen(f"{cluster.url}/metrics") as answer:
         metrics = answer.read().decode()
-    assert 'rose_turns_ended_total{state="done"} 1.0' in metrics
-    assert 'rose_turns{job="default",state="queued"} 0.0' in metrics
+    assert 'rose_scheduler_turns_ended_total{state="done"} 1.0' in metrics
+    assert 'rose_scheduler_turns{job="default",state="queued"} 0.0' in metrics
     assert 'route="/inference/v1/generate",status="400"} 1.0' in metrics
 
 

@@ -65,7 +65,7 @@ class Exported:
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.seconds = Histogram(
-            "rose_request_seconds",
+            "rose_scheduler_request_seconds",
             "Of requests at the front door.",
             ["route", "status"],
             buckets=LATENCY_S,
@@ -75,31 +75,31 @@ class Exported:
     def collect(self) -> Iterator[Metric]:
         core, now = self._core, time.monotonic()
         turns = GaugeMetricFamily(
-            "rose_turns", "Not over, by job and state.", labels=["job", "state"]
+            "rose_scheduler_turns", "Not over, by job and state.", labels=["job", "state"]
         )
         states = Counter((turn.ask.job, turn.state) for turn in core.turns.values())
         for job in core.jobs:
             for state in (State.QUEUED, State.PLACED, State.STREAMING):
                 turns.add_metric([job, state], states[job, state])
         yield turns
-        engines = GaugeMetricFamily("rose_engines", "By standing.", labels=["standing"])
+        engines = GaugeMetricFamily("rose_scheduler_engines", "By standing.", labels=["standing"])
         standings = Counter(engine.standing(now) for engine in core.engines.values())
         for standing in Standing:
             engines.add_metric([standing], standings[standing])
         yield engines
         cuts = CounterMetricFamily(
-            "rose_turns_cut", "Turns that were cut short and resumed.", labels=["cause"]
+            "rose_scheduler_turns_cut", "Turns that were cut short and resumed.", labels=["cause"]
         )
         for why, count in core.cuts.items():
             cuts.add_metric([why], count)
         yield cuts
-        ended = CounterMetricFamily("rose_turns_ended", "By how.", labels=["state"])
+        ended = CounterMetricFamily("rose_scheduler_turns_ended", "By how.", labels=["state"])
         for state, count in core.ended.items():
             ended.add_metric([state], count)
         yield ended
-        tokens = CounterMetricFamily("rose_prompt_tokens_placed", "Of turns sent to engines.")
+        tokens = CounterMetricFamily("rose_scheduler_prompt_tokens_placed", "Of turns sent to engines.")
         tokens.add_metric([], core.looked)
         yield tokens
-        cached = CounterMetricFamily("rose_prompt_tokens_cached", "Of those, cached there.")
+        cached = CounterMetricFamily("rose_scheduler_prompt_tokens_cached", "Of those, cached there.")
         cached.add_metric([], core.hits)
         yield cached
