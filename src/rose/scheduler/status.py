@@ -97,9 +97,13 @@ class Exported:
         for state, count in core.ended.items():
             ended.add_metric([state], count)
         yield ended
-        tokens = CounterMetricFamily("rose_scheduler_prompt_tokens_placed", "Of turns sent to engines.")
+        tokens = CounterMetricFamily(
+            "rose_scheduler_prompt_tokens_placed", "Of turns sent to engines."
+        )
         tokens.add_metric([], core.looked)
         yield tokens
-        cached = CounterMetricFamily("rose_scheduler_prompt_tokens_cached", "Of those, cached there.")
+        cached = CounterMetricFamily(
+            "rose_scheduler_prompt_tokens_cached", "Of those, cached there."
+        )
         cached.add_metric([], core.hits)
         yield cached
