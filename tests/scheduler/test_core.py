@@ -6,7 +6,7 @@ import pytest
 
 from rose.scheduler.core import Full, Job, Rules, Scheduler, Start, Stop
 from rose.scheduler.fleet import Engine
-from rose.scheduler.turn import Ask, Chunk, Cut, Span, State, request
+from rose.scheduler.turn import Ask, Chunk, Cut, Span, State, Turn, request
 
 
 def ask(number: int, job: str = "a", **more: object) -> Ask:
@@ -140,3 +140,23 @@ def test_an_engine_that_refuses_ends_the_turn() -> None:
     core.refuse(turn, 0, 400, "no such token", 0.1)
     assert (turn.state, turn.status, turn.error) == (State.ABORTED, 400, "no such token")
     assert core.jobs["a"].running == 0
+
+
+def test_what_an_engine_had_cached_is_counted_though_it_says_so_last() -> None:
+    core = scheduler("e")
+    prompt = list(range(512))
+    for number, cached in ((1, 0), (2, 512), (3, 0)):
+        turn = core.submit(ask(number, prompt=prompt, max_tokens=1), 0.0)
+        core.decide(0.0)
+        core.arrived(turn, 0, Chunk([1], finish="stop"), 0.1)
+        core.forget(turn)
+        core.arrived(turn, 0, Chunk([], cached=cached), 0.2)
+    assert (core.hits, core.looked) == (512, 3 * 512)
+
+
+def test_a_turn_of_a_ledger_waits_from_now_on() -> None:
+    core = scheduler("e")
+    turn = Turn(ask(1), arrived=1e9)
+    core.restore(turn, 5.0)
+    assert (turn.arrived, turn.attempt) == (5.0, 1)
+    assert starts(core, 5.0) == [("r1", "e")]

@@ -126,18 +126,21 @@ class Scheduler:
         self.turns[turn.ask.id] = turn
         if not turn.over:
             turn.state, turn.engine, turn.since = State.QUEUED, None, now
+            turn.arrived = now  # it was another clock's
             turn.attempt += 1
             self._queue(turn, now)
 
     def arrived(self, turn: Turn, attempt: int, chunk: Chunk, now: float) -> None:
-        if turn.over or attempt != turn.attempt or turn.engine is None:
+        if attempt != turn.attempt or turn.engine not in self.engines:
             return  # of an attempt that was given up
         engine = self.engines[turn.engine]
-        if chunk.tokens:
-            engine.hear(turn, len(chunk.tokens), now)
-        if chunk.cached is not None:
+        if chunk.cached is not None:  # said after the last token
             self.hits += chunk.cached - turn.cached
             self.prefixes.correct(engine.id, turn.cached, chunk.cached)
+        if turn.over:
+            return
+        if chunk.tokens:
+            engine.hear(turn, len(chunk.tokens), now)
         turn.take(chunk, engine.version, now)
         if chunk.finish is None and turn.left > 0:
             return

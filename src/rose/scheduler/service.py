@@ -108,6 +108,8 @@ class Service:
         return self._news.setdefault(taken.ask.id, asyncio.Event())
 
     def cancel(self, taken: Turn) -> None:
+        if taken.over:
+            return
         self.core.cancel(taken, time.monotonic())
         self._changed(taken)
         self.kick()
