@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from vllm import _custom_ops as ops
 
+from rose.transfer.vllm import packed
 from rose.transfer.vllm.packed import Packed
 
 
@@ -25,12 +26,12 @@ class Handler:
 def change(shape: tuple[int, int]) -> Any:
     weight = torch.randn(shape)
     kernel = kernel_for(ops.create_onednn_mm(weight.t(), 32))
-    packed = Packed.find(kernel, weight)
-    if packed is None:
+    inside = Packed.find(kernel, weight)
+    if inside is None:
         return {"found": False}
     spots = np.flatnonzero(np.random.default_rng(1).random(weight.numel()) < 0.3)
     values = torch.randn(spots.size)
-    packed.memory.index_copy_(0, torch.from_numpy(packed.places(spots)), values.view(torch.int32))
+    inside.memory.index_copy_(0, torch.from_numpy(inside.places(spots)), values.view(torch.int32))
     weight.view(-1)[torch.from_numpy(spots)] = values
     same = torch.equal(kernel(torch.eye(shape[1]), None, None), weight.t())
     return {"found": True, "multiplies with": "what was written" if same else "something else"}
@@ -48,6 +49,9 @@ def main(shapes: list[list[int]]) -> Any:
     found["a handler that is none"] = Packed.find(
         kernel_for(Handler(elsewhere.data_ptr())), weight
     ) or Packed.find(kernel_for(Handler(8)), weight)
+    found["memory that ends too soon"] = packed._is_readable(0, 1 << 20) or packed._is_readable(
+        elsewhere.data_ptr(), 1 << 46
+    )
     return found
 
 

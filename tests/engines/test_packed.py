@@ -36,3 +36,4 @@ def test_another_weight_is_not_taken_for_it(found: Any) -> None:
 def test_other_kernels_have_no_packed_layer(found: Any) -> None:
     assert found["plain kernel"] is None
     assert found["a handler that is none"] is None
+    assert found["memory that ends too soon"] is False

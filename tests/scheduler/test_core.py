@@ -93,7 +93,6 @@ def test_jobs_share_by_their_shares() -> None:
     for number in range(40):
         core.submit(ask(number, "a" if number % 2 else "b"), 0.0)
     core.join(Engine("e", "", version="0"), 0.0)
-    core.engines["e"].meter.speed  # noqa: B018
     placed = [core.turns[id_].ask.job for id_, _ in starts(core)][:16]
     assert placed.count("b") == 3 * placed.count("a")
 
@@ -160,3 +159,14 @@ def test_a_turn_of_a_ledger_waits_from_now_on() -> None:
     core.restore(turn, 5.0)
     assert (turn.arrived, turn.attempt) == (5.0, 1)
     assert starts(core, 5.0) == [("r1", "e")]
+
+
+def test_turns_that_were_given_up_do_not_fill_the_queue() -> None:
+    core = scheduler(rules=Rules(most_waiting=3))
+    for number in range(50):
+        core.cancel(core.submit(ask(number), 0.0), 0.0)
+    assert len(core.jobs["a"].queue) < 50
+    core.submit(ask(99), 0.0)
+    core.join(Engine("e", "", version="0"), 1.0)
+    assert starts(core, 1.0) == [("r99", "e")]
+    assert core.jobs["a"].waiting == 0

@@ -298,3 +298,61 @@ def rose(*words: str, code: int = 0) -> str:
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
+
+
+def test_an_engine_that_missed_an_update_is_not_taken_for_updated(cluster: Cluster) -> None:
+    until(lambda: call(f"{cluster.url}/weight_info")[1]["weight_version"] == "0")
+    cluster.engines[0].end()
+    assert call(f"{cluster.url}/finish_weight_update", {"weight_version": "3"})[0] == 200
+    _, info = call(f"{cluster.url}/weight_info")
+    assert info["weight_version"] != "3"
+    assert info["engines"] == {cluster.engines[0].url: "0", cluster.engines[1].url: "3"}
+
+
+def test_an_aborted_turn_ends_with_its_tokens_so_far(cluster: Cluster) -> None:
+    headers = {"X-Request-ID": "mine"}
+    going = in_background(lambda: cluster.generate(PROMPT, 1000, headers=headers))
+    busy(cluster)
+    time.sleep(0.3)
+    assert call(f"{cluster.url}/abort_requests", {})[0] == 400
+    assert call(f"{cluster.url}/abort_requests", {"request_ids": "mine"})[0] == 400
+    assert call(f"{cluster.url}/abort_requests", {"request_ids": ["other"]})[0] == 200
+    assert not going.done()
+    assert call(f"{cluster.url}/abort_requests", {"request_ids": ["mine"]})[0] == 200
+    status, answer = going.result()
+    (choice,) = answer["choices"]
+    made = choice["token_ids"]
+    assert (status, choice["finish_reason"]) == (200, "abort")
+    assert 0 < len(made) < 1000
+    assert made == expected(PROMPT, len(made))
+    until(lambda: not cluster.running())
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_scheduler_that_is_stopped_ends_cleanly_and_keeps_its_turns(
+    cluster: Cluster, how: int
+) -> None:
+    headers = {"X-Request-ID": "mine"}
+    going = in_background(lambda: cluster.generate(PROMPT, 150, headers=headers))
+    busy(cluster)
+    time.sleep(0.3)
+    cluster.scheduler.signal(how)
+    assert cluster.scheduler.process.wait(30) == 0
+    assert "Traceback" not in cluster.scheduler.log()
+    assert going.exception() is not None or going.result()[0] != 200
+    until(lambda: not cluster.running())
+    cluster.scheduler.start()
+    cluster.scheduler.await_health()
+    status, answer = cluster.generate(PROMPT, 150, headers=headers)
+    assert (status, answer["choices"][0]["token_ids"]) == (200, expected(PROMPT, 150))
+
+
+def test_control_bodies_are_limited_too(shared: Cluster) -> None:
+    found, answer = call(f"{shared.url}/update_weights", b" " * (65 << 20))
+    assert (found, "larger than 64 MB" in answer["error"]["message"]) == (413, True)
+
+
+def test_a_node_with_an_engine_that_is_no_url_is_refused(shared: Cluster) -> None:
+    said = {"node": "n", "engine": "nowhere", "active": True, "offered": True, "dedicated": True}
+    found, answer = call(f"{shared.url}/rose/v1/nodes", said)
+    assert (found, "engine nowhere" in answer["error"]["message"]) == (400, True)

@@ -66,6 +66,14 @@ def test_old_results_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     again.close()
 
 
+def test_one_scheduler_per_ledger(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "l.sqlite")
+    with pytest.raises(LedgerError, match="another scheduler"):
+        Ledger(tmp_path / "l.sqlite")
+    first.close()
+    Ledger(tmp_path / "l.sqlite").close()
+
+
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "l.sqlite"
     bad.write_text("nothing of the kind, and longer than a header would be" * 50)

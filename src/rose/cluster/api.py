@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -28,6 +25,7 @@ from rose.cluster.engine import bound
 from rose.cluster.node import Node
 from rose.cluster.reporting import report
 from rose.executor.slo import Slo
+from rose.web import Guard, Server
 
 log = logging.getLogger("rose.node")
 
@@ -91,20 +89,10 @@ def application(node: Node) -> Starlette:
         Route("/revoke", order(take_back), methods=["POST"]),
     ]
     app = Starlette(routes=routes)
-    if node.config.secret:
-        _require(app, node.config.secret)
+    if secret := node.config.secret:
+        refusal = JSONResponse({"error": "missing or wrong secret"}, 401)
+        app.add_middleware(Guard, secret=secret, refusal=refusal)
     return app
-
-
-def _require(app: Starlette, secret: str) -> None:
-    async def guard(request: Request, call_next: Any) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), secret.encode()):
-            return JSONResponse({"error": "missing or wrong secret"}, 401)
-        answer: Response = await call_next(request)
-        return answer
-
-    app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
 
 
 class _JsonLines(logging.Formatter):
@@ -132,14 +120,6 @@ def log_as_json() -> None:
     root.propagate = False
 
 
-class _Server(uvicorn.Server):
-    """Signals are ours: uvicorn would raise them again before the engines are stopped."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @asynccontextmanager
 async def running(config: NodeConfig) -> AsyncIterator[Node]:
     """A node with its engines and its API, all stopped on the way out whatever happens."""
@@ -149,7 +129,7 @@ async def running(config: NodeConfig) -> AsyncIterator[Node]:
         try:
             # Old connections of a node that was killed must not keep the port from the next one.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server = _Server(uvicorn.Config(application(node), log_level="warning"))
+            server = Server(uvicorn.Config(application(node), log_level="warning"))
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             node.url = f"http://{config.host}:{listener.getsockname()[1]}"
             reporting = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import tomllib
 from functools import cached_property
@@ -17,6 +16,7 @@ from rose.cluster.device import Device, parse_device
 from rose.executor.admission import RULES
 from rose.executor.facts import MAX_SECONDS
 from rose.executor.latency import Profile, Step
+from rose.web import is_loopback
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 ENGINE_OVERHEAD = 700 << 20
@@ -101,7 +101,7 @@ class NodeConfig(_Strict):
 
     @model_validator(mode="after")
     def _safe(self) -> NodeConfig:
-        if not _loopback(self.host) and not self.secret:
+        if not is_loopback(self.host) and not self.secret:
             raise ValueError(f"host {self.host} is not loopback: set `secret`")
         return self
 
@@ -116,13 +116,6 @@ class NodeConfig(_Strict):
     @property
     def page_path(self) -> Path:
         return self.page or Path(f"/dev/shm/rose-{self.device.replace(':', '')}-{os.getuid()}")
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def load(path: Path) -> NodeConfig:

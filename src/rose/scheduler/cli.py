@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import typer
 
 SECRET = "ROSE_SCHEDULER_SECRET"
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def _fail(message: object) -> NoReturn:
@@ -85,12 +84,13 @@ def scheduler(
     from rose.scheduler import placement as placements
     from rose.scheduler.ledger import LedgerError
     from rose.scheduler.process import Settings, run
+    from rose.web import is_loopback
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         _fail(f"--listen {listen} is not HOST:PORT")
     secret = os.environ.get(SECRET, "")
-    if host not in LOOPBACK and not secret:
+    if not is_loopback(host) and not secret:
         _fail(f"--listen {listen} can be reached from elsewhere: set {SECRET}")
     for url in engine or ():
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
@@ -119,5 +119,3 @@ def scheduler(
         uvloop.run(run(settings))
     except (LedgerError, OSError) as error:
         _fail(error)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None

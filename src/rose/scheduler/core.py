@@ -7,8 +7,8 @@
     join, leave, and the fields of `Engine`: what is known of engines
     decide      what to do now: turns to start, turns to stop
 
-The live process (`service`), the simulation and the planner run this very code. It never waits,
-never looks at a clock and draws no random numbers. A turn that was taken is never lost: it is in a
+The live process (`service`) and the simulation run this very code. It never waits, never looks at
+a clock and draws no random numbers. A turn that was taken is never lost: it is in a
 queue, at an engine, or over.
 """
 
@@ -32,6 +32,8 @@ STALL_S = 2.0
 """As in the paper: an engine that sends nothing for so long does not work."""
 LOOK_FOR_STALLS_S = 0.25
 """Every turn at every engine is looked at: not at every event."""
+GHOSTS = 8
+"""Entries of a queue per turn that really waits, before it is made anew."""
 LOOK_FURTHER = 8
 """Turns behind one that cannot be placed which are tried before waiting."""
 CUT_REASONS = ("abort", "error")
@@ -59,7 +61,9 @@ class Job:
     version: int | None = None
     """The newest, if versions are numbers that we were told."""
     running: int = 0
+    waiting: int = 0
     queue: list[tuple[float, int, str]] = field(default_factory=list)
+    """A heap; turns that no longer wait are left out when they come up, or are too many."""
     lengths: Lengths = field(default_factory=Lengths)
 
     def may_use(self, engine: Engine) -> bool:
@@ -115,8 +119,8 @@ class Scheduler:
         if (known := self.turns.get(ask.id)) is not None:
             return known
         job = self.jobs[ask.job]
-        if len(job.queue) >= self.rules.most_waiting:
-            raise Full(f"job {job.name} has {len(job.queue)} turns waiting")
+        if job.waiting >= self.rules.most_waiting:
+            raise Full(f"job {job.name} has {job.waiting} turns waiting")
         turn = self.turns[ask.id] = Turn(ask, now, since=now)
         self._queue(turn, now)
         return turn
@@ -176,6 +180,7 @@ class Scheduler:
         if not turn.over:
             if turn.engine is not None:
                 self._stops.append(Stop(turn, self.engines[turn.engine], turn.attempt))
+            turn.finish = "abort"
             self._end(turn, State.ABORTED, now)
 
     def forget(self, turn: Turn) -> None:
@@ -244,10 +249,9 @@ class Scheduler:
         found = None
         while job.queue and len(missed) < LOOK_FURTHER and found is None:
             entry = heapq.heappop(job.queue)
-            turn = self.turns.get(entry[2])
-            if turn is None or turn.state != State.QUEUED:
+            if not self._waits(entry[2]):
                 continue
-            found = self._place(turn, job, usable, now)
+            found = self._place(self.turns[entry[2]], job, usable, now)
             if found is None:
                 missed.append(entry)
         for entry in missed:
@@ -286,6 +290,7 @@ class Scheduler:
         self._placed += 1
         engine.begin(turn, len(tokens) - had, len(tokens) + expected, now)
         job.running += 1
+        job.waiting -= 1
         turn.state, turn.engine, turn.since, turn.sent = (
             State.PLACED,
             engine.id,
@@ -303,6 +308,7 @@ class Scheduler:
         waiting = Waiting(turn.arrived, self.expect(turn), turns)
         rank = order.rank(self.rules.order, waiting)
         heapq.heappush(job.queue, (rank, next(self._numbers), turn.ask.id))
+        job.waiting += 1
 
     def expect(self, turn: Turn) -> float:
         """Tokens that a turn will likely still make."""
@@ -312,6 +318,9 @@ class Scheduler:
 
     def _end(self, turn: Turn, state: State, now: float) -> None:
         job = self.jobs[turn.ask.job]
+        if turn.state == State.QUEUED:
+            job.waiting -= 1
+            self._tidy(job)
         if turn.engine is not None:
             job.running -= 1
             if (engine := self.engines.get(turn.engine)) is not None:
@@ -321,6 +330,15 @@ class Scheduler:
             job.lengths.add(len(turn.tokens), trajectory, group, "all")
         self.ended[state] += 1
         turn.state, turn.since = state, now
+
+    def _tidy(self, job: Job) -> None:
+        if len(job.queue) > GHOSTS * (job.waiting + 1):
+            job.queue = [entry for entry in job.queue if self._waits(entry[2])]
+            heapq.heapify(job.queue)
+
+    def _waits(self, id_: str) -> bool:
+        turn = self.turns.get(id_)
+        return turn is not None and turn.state == State.QUEUED
 
     def _remember(self, ask: Ask, engine: Engine) -> None:
         if ask.trajectory:

@@ -11,8 +11,6 @@ class Standing(StrEnum):
     """Whether an engine may get turns."""
 
     READY = "ready"
-    UPDATING = "updating"
-    """It has not the weights that are wanted."""
     DRAINING = "draining"
     """It ends what it has and gets nothing new."""
     SUSPECT = "suspect"

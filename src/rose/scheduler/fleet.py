@@ -36,8 +36,6 @@ class Engine:
     draining: bool = False
     active: bool = True
     """The engine takes turns: it is not dormant."""
-    updating: bool = False
-    """Its weights are not what it should have."""
     lent: float = 1.0
     meter: Meter = field(default_factory=Meter)
     turns: dict[str, Turn] = field(default_factory=dict)
@@ -59,8 +57,6 @@ class Engine:
             return Standing.DORMANT
         if self.draining:
             return Standing.DRAINING
-        if self.updating:
-            return Standing.UPDATING
         return Standing.SUSPECT if now < self.suspect_until else Standing.READY
 
     def facts(self, now: float) -> EngineFacts:

@@ -8,6 +8,7 @@ that were not get one result, of which they have seen nothing unless they were s
 
 from __future__ import annotations
 
+import fcntl
 import sqlite3
 import threading
 import time
@@ -70,11 +71,20 @@ class Ledger:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._claim = path.with_name(f"{path.name}.lock").open("w")
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._claim.close()
+            raise LedgerError(f"{path} is the ledger of another scheduler") from error
+        except OSError as error:
+            raise LedgerError(f"{path}: {error}") from error
+        try:
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.executescript(SCHEMA)
-        except (sqlite3.Error, OSError) as error:
+        except sqlite3.Error as error:
+            self._claim.close()
             raise LedgerError(f"{path}: {error}") from error
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[str, str, bytes, bytes]] = {}
@@ -124,6 +134,7 @@ class Ledger:
         self._work.set()
         self._thread.join()
         self._database.close()
+        self._claim.close()
 
     # ---- the thread
 

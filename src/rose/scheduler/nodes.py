@@ -26,10 +26,6 @@ class Node:
     word: Word
     lease: Lease = field(default_factory=Lease)
 
-    @property
-    def held(self) -> bool:
-        return self.lease.phase in (Phase.ACTIVATING, Phase.ACTIVE)
-
 
 class Nodes:
     def __init__(self, core: Scheduler, most_borrowed: int) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import logging
+import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from rose.scheduler.core import Job, Rules, Scheduler
 from rose.scheduler.fleet import Engine
@@ -20,6 +19,10 @@ from rose.scheduler.frontdoor.app import application
 from rose.scheduler.frontdoor.errors import answer
 from rose.scheduler.ledger import Ledger
 from rose.scheduler.service import Service
+from rose.web import Guard, Server
+
+LEAVE_S = 1
+"""Clients that wait when we are stopped: their turns are in the ledger, they may ask again."""
 
 
 @dataclass(frozen=True)
@@ -53,37 +56,14 @@ def service(settings: Settings) -> Service:
     )
 
 
-class _Guard:
-    """Lets in who knows the secret."""
-
-    def __init__(self, app: ASGIApp, secret: str) -> None:
-        self._app = app
-        self._secret = secret.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"").removeprefix(b"Bearer ")
-            if not hmac.compare_digest(given, self._secret):
-                refusal = answer(401, "missing or wrong secret", "UnauthorizedError")
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-class _Server(uvicorn.Server):
-    """Ctrl-C is the caller's."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def run(settings: Settings) -> None:
-    """Until cancelled."""
+    """Until SIGINT or SIGTERM: turns that run are kept in the ledger."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
-    app: ASGIApp = application(service(settings), settings.jobs[0])
+    scheduling = service(settings)
+    app: ASGIApp = application(scheduling, settings.jobs[0])
     if settings.secret:
-        app = _Guard(app, settings.secret)
+        refusal = answer(401, "missing or wrong secret", "UnauthorizedError")
+        app = Guard(app, settings.secret, refusal)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -92,5 +72,13 @@ async def run(settings: Settings) -> None:
             raise OSError(f"--listen {settings.host}:{settings.port}: {error.strerror}") from error
         listener.listen(2048)
         print(f"scheduling on http://{settings.host}:{listener.getsockname()[1]}", flush=True)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-        await _Server(config).serve(sockets=[listener])
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=LEAVE_S)
+        server = Server(config)
+
+        def leave(number: int) -> None:
+            scheduling.stopping.set()
+            server.handle_exit(number, None)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, leave, number)
+        await server.serve(sockets=[listener])

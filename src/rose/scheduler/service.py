@@ -56,6 +56,8 @@ class Service:
         self.grace_s = grace_s
         self.listeners: Counter[str] = Counter()
         """Clients that wait for a turn."""
+        self.stopping = asyncio.Event()
+        """Who waits is sent away; turns stay in the ledger."""
         self.session: aiohttp.ClientSession
         self._attempts: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._news: dict[str, asyncio.Event] = {}

@@ -154,8 +154,6 @@ def request(turn: Turn, salt: str) -> dict[str, Any]:
         sampling["min_tokens"] = max(0, minimum - done)
     if ask.seed is not None:
         sampling["seed"] = (ask.seed + turn.attempt) % 2**63
-    if ask.last:
-        sampling["extra_args"] = {**sampling.get("extra_args", {}), "rose_last_turn": 1}
     if mine := ask.extra.get("cache_salt"):
         salt = f"{salt}-{mine}"
     return {

@@ -87,7 +87,7 @@ class Door:
         asked = splitting.parse(body)
         going = Exchange(self._service, request, job)
         async with exchange(going):
-            room = await self._service.context(job)
+            room = await going.listened(self._service.context(job))
             turns = going.begin(splitting.split(body, job, going.id, 0, going.trajectory, room))
             if asked.stream:
                 return Events(going, self._generated(going))
@@ -106,8 +106,8 @@ class Door:
             job = self._job(request)
             going = Exchange(self._service, request, job)
             async with exchange(going):
-                rendered = await route.render(self._service, job, body)
-                room = await self._service.context(job)
+                rendered = await going.listened(route.render(self._service, job, body))
+                room = await going.listened(self._service.context(job))
                 asks = [
                     splitting.split(
                         one, job, going.id, number, going.trajectory, room, texts.UNSAID_TOKENS
@@ -124,11 +124,13 @@ class Door:
         return handle
 
     async def abort(self, request: Request) -> Response:
-        body = await read(request)
-        wanted = set(body.get("request_ids") or ())
+        """Their clients get what there is, as from vLLM."""
+        ids, job = (await read(request)).get("request_ids"), self._job(request)
+        if not isinstance(ids, list):
+            raise Wrong(400, "request_ids is not a list")
+        requests = {f"{job}/{id_}" for id_ in ids}
         for turn in list(self._service.core.turns.values()):
-            request_id = turn.ask.id.split("/", 1)[1].rsplit("/", 1)[0]
-            if request_id in wanted or (not wanted and turn.ask.job == self._job(request)):
+            if turn.ask.id.rpartition("/")[0] in requests:
                 self._service.cancel(turn)
         return json({})
 
@@ -152,6 +154,8 @@ class Door:
             said = msgspec.convert(await read(request), Report)
         except msgspec.ValidationError as error:
             raise Wrong(400, str(error)) from error
+        if not said.engine.startswith(("http://", "https://")):
+            raise Wrong(400, f"engine {said.engine} is not a URL")
         word = Word(time.monotonic(), said.active, said.offered)
         node, order = self._service.nodes.heard(
             said.node, said.engine.rstrip("/"), dedicated=said.dedicated, word=word

@@ -12,7 +12,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rose.scheduler.frontdoor.errors import Wrong, answer, json
+from rose.scheduler.fleet import Engine
+from rose.scheduler.frontdoor.errors import Wrong, answer, json, read_bytes
 from rose.scheduler.service import Service
 
 TO_ALL = (
@@ -34,7 +35,7 @@ class Control:
         """One at a time: engines' updates have an order."""
 
     async def to_all(self, request: Request, job: str, name: str) -> Response:
-        body = await request.body() or None
+        body = await read_bytes(request) or None
         query = f"?{request.url.query}" if request.url.query else ""
         async with self._turn:
             answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
@@ -46,17 +47,16 @@ class Control:
             said = data.decode(errors="replace")[:500]
             return answer(status, f"{len(failed)} of {len(answers)} engines refuse /{name}: {said}")
         if name == "finish_weight_update":
-            self._note_version(job, body)
+            self._note_version(job, body, [engine for engine, _, _ in answers])
         return Response(answers[0][2], media_type="application/json")
 
-    def _note_version(self, job: str, body: bytes | None) -> None:
-        version = str(msgspec.json.decode(body or b"{}").get("weight_version") or "")
-        core = self._service.core
-        for engine in core.engines.values():
-            if not engine.jobs or job in engine.jobs:
-                engine.version = version
+    def _note_version(self, job: str, body: bytes | None, engines: list[Engine]) -> None:
+        """Of those that have it; an engine that could not be reached is what it was."""
+        version = _version(body)
+        for engine in engines:
+            engine.version = version
         if version.isdigit():
-            core.jobs[job].version = int(version)
+            self._service.core.jobs[job].version = int(version)
 
     async def from_one(self, request: Request, job: str, name: str) -> Response:
         query = f"?{request.url.query}" if request.url.query else ""
@@ -76,6 +76,14 @@ class Control:
         engines = [e for e in self._service.core.engines.values() if not e.jobs or job in e.jobs]
         where = {engine.id: engine.version for engine in engines}
         return json({"weight_version": _oldest(list(where.values())), "engines": where})
+
+
+def _version(body: bytes | None) -> str:
+    try:
+        said = msgspec.json.decode(body or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return ""
+    return str(said.get("weight_version") or "")
 
 
 def _oldest(versions: list[Any]) -> Any:

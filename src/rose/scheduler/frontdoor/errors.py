@@ -44,16 +44,20 @@ def event(content: Any) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-async def read(request: Request) -> dict[str, Any]:
-    """The body as a JSON object."""
+async def read_bytes(request: Request) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > MOST_BYTES:
             raise Wrong(413, f"the body is larger than {MOST_BYTES >> 20} MB")
         parts.append(part)
+    return b"".join(parts)
+
+
+async def read(request: Request) -> dict[str, Any]:
+    """The body as a JSON object."""
     try:
-        body = msgspec.json.decode(b"".join(parts))
+        body = msgspec.json.decode(await read_bytes(request))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Wrong(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

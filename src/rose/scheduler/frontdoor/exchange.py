@@ -22,6 +22,14 @@ class Left(Exception):
     """The client is gone."""
 
 
+class Stopping(Wrong):
+    """The scheduler is being stopped: turns go on after its restart."""
+
+    def __init__(self) -> None:
+        said = "the scheduler is being stopped: ask again, with the same X-Request-ID"
+        super().__init__(503, said, "ServiceUnavailableError")
+
+
 class Exchange:
     def __init__(self, service: Service, request: Request, job: str) -> None:
         self.service = service
@@ -47,22 +55,27 @@ class Exchange:
 
     async def finish(self) -> None:
         """All turns over; raises what an engine says against them."""
-        await self.listened(asyncio.gather(*(self.service.over(turn) for turn in self.turns)))
+        await self.listened(self._all_over())
         for turn in self.turns:
             _check(turn)
+
+    async def _all_over(self) -> None:
+        for turn in self.turns:
+            await self.service.over(turn)
 
     async def listened(self, work: Awaitable[T]) -> T:
         """Do it as long as the client listens."""
         doing = asyncio.ensure_future(work)
         gone = asyncio.create_task(self._gone())
+        stopping = asyncio.create_task(self.service.stopping.wait())
         try:
-            await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({doing, gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not doing.done():
-                raise Left
+                raise Left if gone.done() else Stopping
             return doing.result()
         finally:
-            gone.cancel()
-            doing.cancel()
+            for task in (gone, stopping, doing):
+                task.cancel()
 
     async def stream(self) -> AsyncIterator[tuple[int, Turn, int, bool]]:
         """What comes of the turns, as it comes: number, turn, tokens known before, whether over."""
@@ -78,7 +91,9 @@ class Exchange:
                 if turn.over:
                     open_.discard(i)
                 yield i, turn, before, turn.over
-            await _first(news)
+            await _first([*news, self.service.stopping])
+            if self.service.stopping.is_set():
+                raise Stopping
 
     async def _gone(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
@@ -106,6 +121,9 @@ async def exchange(going: Exchange) -> AsyncIterator[None]:
         later = going.service.grace_s if going.again else 0.0
         asyncio.get_running_loop().call_later(later, going.give_up)
         raise
+    except Stopping:
+        going.end()
+        raise
     except BaseException:
         going.end()
         going.give_up()
@@ -116,8 +134,9 @@ async def exchange(going: Exchange) -> AsyncIterator[None]:
 
 
 def _check(turn: Turn) -> None:
-    if turn.state == State.ABORTED:
-        raise Wrong(turn.status if turn.error else 499, turn.error or "it was aborted")
+    """Raise what an engine has against it. A turn that was aborted ends with what it has."""
+    if turn.state == State.ABORTED and turn.error:
+        raise Wrong(turn.status, turn.error)
 
 
 async def _first(events: list[asyncio.Event]) -> None:

@@ -87,6 +87,7 @@ def split(
             seed=derive(seed, number, sample),
             trajectory=trajectory and f"{trajectory}/{number}.{sample}",
             group=group,
+            last=bool((sampling.get("extra_args") or {}).get("rose_last_turn")),
             extra=extra,
         )
         for sample in range(samples)

@@ -29,6 +29,9 @@ WEIGHTS = 33
 """DNNL_ARG_WEIGHTS, the key of the packed weights in the table."""
 BLOCKED = 2
 MOST_BLOCKS = 4
+MOST_PADDING = 512
+"""Rows or columns that blocks may add to a matrix."""
+PIECE = 1 << 20
 MOST_MEMORIES = 16
 AT_ONCE = 64
 """Rows compared at once."""
@@ -55,6 +58,12 @@ class Blocks(NamedTuple):
     @property
     def elements(self) -> int:
         return self.padded[0] * self.padded[1]
+
+    def may_hold(self, rows: int, columns: int) -> bool:
+        """Not less than the matrix, and not absurdly more."""
+        pairs = zip(self.padded, (columns, rows), strict=True)
+        fits = all(size <= padded < size + MOST_PADDING for padded, size in pairs)
+        return fits and max(self.strides) <= self.elements
 
     def offsets(self, dimension: int, size: int) -> Array:
         """Of every index of a dimension: an element's place is the sum of both of its."""
@@ -85,13 +94,13 @@ class Packed:
             return None
         try:
             blocks, address = _walk(handler)
-            _words(address + blocks.elements * weight.element_size() - WORD, 1)
         except LookupError:
             return None
         rows, columns = weight.shape
-        if blocks.padded[0] < columns or blocks.padded[1] < rows:
+        size = blocks.elements * weight.element_size()
+        if not blocks.may_hold(rows, columns) or not _is_readable(address, size):
             return None
-        room = (ctypes.c_char * (blocks.elements * weight.element_size())).from_address(address)
+        room = (ctypes.c_char * size).from_address(address)
         bits = weight.view(SIGNED[weight.element_size()])
         packed = cls(
             kernel,
@@ -166,18 +175,28 @@ def _blocks(words: tuple[int, ...]) -> Blocks:
     )
 
 
-class _Range(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+def _is_readable(address: int, size: int) -> bool:
+    """All of it, asked of the kernel: touching what is not there would end the process."""
+    room = ctypes.create_string_buffer(PIECE)
+    return all(_copy(address + at, room, min(PIECE, size - at)) for at in range(0, size, PIECE))
 
 
 def _words(address: int, count: int) -> tuple[int, ...]:
     """Of this process's memory; LookupError if there is none at that address."""
     found = (ctypes.c_uint64 * count)()
-    here = _Range(ctypes.addressof(found), ctypes.sizeof(found))
-    there = _Range(address, ctypes.sizeof(found))
-    read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
-    if read is None or ctypes.sizeof(found) != read(
-        os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0
-    ):
+    if not _copy(address, found, ctypes.sizeof(found)):
         raise LookupError(f"nothing to be read at {address:#x}")
     return tuple(found)
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _copy(address: int, into: ctypes.Array[Any], size: int) -> bool:
+    """By the kernel, which answers a wrong address with an error."""
+    here, there = _Range(ctypes.addressof(into), size), _Range(address, size)
+    read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    return read is not None and size == read(
+        os.getpid(), ctypes.byref(here), 1, ctypes.byref(there), 1, 0
+    )
