@@ -20,7 +20,7 @@ from tests.executor.traffic import Outcome, Traffic, refuse, run
 
 from rose.executor import admission
 from rose.executor.admission import Refusal, Terms
-from rose.executor.budget import SAVED_REQUESTS, ErrorBudget
+from rose.executor.budget import FIRST_REQUESTS, SAVED_REQUESTS, ErrorBudget
 from rose.executor.facts import NodeOrders, ServingFacts
 from rose.executor.latency import Profile, Step, Tracker
 from rose.executor.slo import Slo
@@ -29,6 +29,8 @@ SIGMAS = 3.0
 WANT = Step(512, 8, 0)
 HOPELESS = Traffic(1.0, Slo(0.12, 0.04))
 """The longest prompt alone nearly takes the promise: the rule without budget never lends."""
+GUARDED = Traffic(1.0, Slo(0.15, 0.04), guarded=256)
+"""One prompt in ten is longer than the worst case that serving guards itself against."""
 CHAT = Traffic(2.0, Slo(0.15, 0.04), outputs=(10, 40, 100), credit=0.3)
 MIXED = dataclasses.replace(CHAT, exact=False, true=0.7)
 
@@ -83,6 +85,17 @@ def test_a_budget_lends_more_beside_running_requests(traffic: Traffic, gain: flo
     assert not overspent(outcome, late)
 
 
+def test_prompts_beyond_the_guard_are_paid_from_the_budget() -> None:
+    outcome, late = total(GUARDED, 0.002)
+    assert outcome.tokens > 0
+    assert outcome.risk <= outcome.earned
+    assert late <= outcome.earned + SIGMAS * math.sqrt(outcome.earned)
+    assert not overspent(outcome, late)
+    strict, late = total(GUARDED, 0.0)
+    assert late > outcome.earned + SIGMAS * math.sqrt(outcome.earned)  # the rule has none to pay
+    assert strict.tokens > 0
+
+
 def test_a_budget_lends_where_the_worst_case_never_fits() -> None:
     assert total(HOPELESS, 0.0, runs=1, requests=100)[0].tokens == 0
     assert total(HOPELESS, 0.005, runs=1, requests=100)[0].tokens > 50_000
@@ -107,6 +120,7 @@ RARELY_LATE = ServingFacts(
 
 
 def ask(facts: ServingFacts, want: Step, allowance: float, **terms: float) -> Grant:
+    terms = {"error_budget": 0.005, **terms}
     return admit(facts, want, LATENCY, Terms(**terms), NOW, allowance=allowance)
 
 
@@ -134,6 +148,17 @@ def test_who_is_late_by_itself_is_nobodys_fault() -> None:
 def test_nothing_is_spent_on_what_is_safe_anyway() -> None:
     safe = replace(RARELY_LATE, clear_with_new_s=0.2, clear_new_98_s=0.2)
     assert ask(safe, Step(0, 20, 0), 1.0) == ask(safe, Step(0, 20, 0), 0.0)
+
+
+def test_beyond_the_guard_only_what_can_be_paid_is_lent() -> None:
+    facts = replace(RARELY_LATE, clear_new_98_s=0.95)
+    guarded = replace(facts, clear_with_new_s=0.2)
+    want = Step(0, 20, 0)
+    unpaid, some, paid = (ask(guarded, want, allowance) for allowance in (0.0, 0.05, 1.0))
+    assert 0.0 == unpaid.upper_s < some.upper_s < paid.upper_s == LATENCY.upper(want)
+    assert 0.0 < some.risk < 0.05
+    assert paid.risk == ask(facts, want, 1.0).risk > 0.0
+    assert ask(guarded, want, 0.0, error_budget=0.0).tokens == 20
 
 
 def test_without_a_rate_there_is_no_estimate_and_no_budget() -> None:
@@ -171,12 +196,13 @@ def test_more_allowance_never_lends_less(
 def test_every_arrival_earns_its_share_and_steps_spend_it() -> None:
     budget = ErrorBudget(0.005)
     budget.earn(1000)
-    assert budget.left == 0.0
+    first = budget.left
+    assert first == pytest.approx(0.005 * FIRST_REQUESTS)
     budget.earn(1100)
-    assert budget.left == pytest.approx(0.5)
+    assert budget.left == pytest.approx(first + 0.5)
     budget.spend(0.2)
     budget.earn(1100)
-    assert budget.left == pytest.approx(0.3)
+    assert budget.left == pytest.approx(first + 0.3)
 
 
 def test_no_more_is_saved_than_a_few_requests_earn() -> None:
@@ -192,15 +218,18 @@ def test_a_restarted_serving_engine_counts_from_zero() -> None:
     budget = ErrorBudget(0.01)
     for arrived in (500, 510, 3, 5):
         budget.earn(arrived)
-    assert budget.left == pytest.approx(0.01 * (10 + 3 + 2))
+    assert budget.left == pytest.approx(0.01 * (FIRST_REQUESTS + 10 + 3 + 2))
 
 
 def test_a_budget_that_is_taken_back_is_gone() -> None:
     budget = ErrorBudget(0.01)
     budget.earn(0)
     budget.earn(100)
-    budget.share = 0.0
+    budget.allow(0.0)
     assert budget.left == 0.0
+    budget.earn(200)
+    budget.allow(0.01)
+    assert budget.left == pytest.approx(0.01 * FIRST_REQUESTS)
 
 
 Counts = st.lists(st.integers(0, 400), max_size=20)
@@ -219,7 +248,7 @@ def test_never_more_is_spent_than_earned(
         part = taken(budget.left)
         budget.spend(part)
         spent += part
-    assert spent <= share * arrived * (1 + 1e-9)
+    assert spent <= share * (arrived + FIRST_REQUESTS) * (1 + 1e-9)
 
 
 def test_orders_above_all_requests_are_not_believed() -> None:

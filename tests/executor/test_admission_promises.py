@@ -141,7 +141,7 @@ def test_the_random_states_are_granted_often_enough_to_mean_something() -> None:
 
 
 def rich(q: Ask) -> Grant:
-    return rose(q._replace(allowance=1e9))
+    return rose(q._replace(allowance=1e9, terms=Terms(error_budget=1.0)))
 
 
 @settings(max_examples=1000)

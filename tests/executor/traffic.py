@@ -14,7 +14,7 @@ from itertools import pairwise
 from tests.executor.device import Ask, Grant, Request, Rule, Serving
 
 from rose.executor.admission import NEW, Refusal, Terms
-from rose.executor.budget import ErrorBudget
+from rose.executor.budget import FIRST_REQUESTS, ErrorBudget
 from rose.executor.latency import Profile, Step, Tracker
 from rose.executor.slo import Slo
 
@@ -29,6 +29,8 @@ class Traffic:
     promise: Slo
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
     """The longest prompts of the classes of `admission.NEW`."""
+    guarded: int = 1 << 20
+    """Longest prompt that the worst-case new request may have."""
     outputs: tuple[int, ...] = (1,)
     credit: float = 0.0
     exact: bool = True
@@ -82,7 +84,7 @@ def run(
         budget=2048,
         promise=traffic.promise,
         credit=traffic.credit,
-        worst=traffic.sizes[4],
+        worst=min(traffic.sizes[4], traffic.guarded),
         sizes=traffic.middles,
         rate=traffic.rate,
     )
@@ -124,7 +126,7 @@ def run(
                 used.append((granted_at, now))
             else:
                 serving.finish(now)
-    outcome.earned = terms.error_budget * requests
+    outcome.earned = terms.error_budget * (requests + FIRST_REQUESTS)
     for index, r in enumerate(everyone):
         behind = r.outputs > 1 and r.last - r.first > traffic.promise.tpot_s * (r.outputs - 1) + EPS
         if r.first - r.arrival > traffic.promise.ttft_s + EPS or behind:

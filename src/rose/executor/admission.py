@@ -34,6 +34,8 @@ up a small share of those: its *error budget* (see `budget`). A step may take lo
 the allowance covers its *risk*, the expected number of serving requests that it makes late. It must
 be worth it: a step longer by the whole TTFT promise may spend `SPEND` of the allowance, others as
 much less as they are shorter. So the budget goes where it buys most, and is never spent at once.
+Prompts so long that serving guards itself against fewer of them than come (`guarded`) leave no step
+that is safe from the outset: then all of it is paid, and what cannot be paid is shorter.
 Requests already here stay safe from the step as such: (1), (2) and (4) without a new request hold
 always. The risk is all about new ones, of each size of prompt (`NEW`), at the recent rate, with
 steps as long as they likely are (`latency.LIKELY`), because it is a sum over many:
@@ -75,8 +77,8 @@ SPEND = 0.1
 it at once buys whatever comes first; much less leaves budget unspent."""
 PATIENCE = 20.0
 """Steps with all turns that serving must have been busy for, before its requests' slack is lent."""
-PARTS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-"""Parts of the possible extra time tried against the allowance, largest first."""
+HALVINGS = 6
+"""Of the time beyond the safe step, to find the longest one that the allowance covers."""
 NEW = (
     (0.50, "next_new_25_s", "clear_new_25_s"),
     (0.25, "next_new_62_s", "clear_new_62_s"),
@@ -221,26 +223,32 @@ def _rose(q: Question) -> Window:
     if q.terms.preempt_s is not None:
         enough = slack[binding] >= q.terms.preempt_s
         return Window(math.inf if enough else 0.0, q.fresh_until, binding=binding)
-    safe = max(0.0, slack[binding])
+    safe = longer = max(0.0, slack[binding])
     until = q.flight_ends if q.now <= q.flight_ends < math.inf else q.fresh_until
-    longer = safe
-    if q.allowance > 0 and facts.arrival_rate > 0:
-        longer = _longer(q, room, safe)
+    if q.terms.error_budget > 0 and facts.arrival_rate > 0:
+        safe = 0.0 if facts.guarded else safe
+        longer = _longest(q, room, safe)
     if facts.busy and (longer < q.worth_s or q.busy_s < PATIENCE * q.worth_s):
         return shut(binding)
     return Window(longer, until, facts.busy, binding, safe, partial(_risk, facts, room, q.likely))
 
 
-def _longer(q: Question, room: _Room, safe: float) -> float:
-    """A longer step than the safe one, if the allowance covers the risk of any."""
+def _longest(q: Question, room: _Room, safe: float) -> float:
+    """The longest step whose risk the allowance covers: risk grows faster than what it buys."""
     facts = q.facts
-    extra = min(room.beside(facts.next_step_s, facts.clear_s), facts.ttft_s) - safe
-    if extra > 0:
-        for part in PARTS:
-            price = q.allowance * SPEND * part * extra / facts.ttft_s
-            if _risk(facts, room, q.likely, safe + part * extra, price) <= price:
-                return safe + part * extra
-    return safe
+    low, high = safe, min(room.beside(facts.next_step_s, facts.clear_s), facts.ttft_s)
+    price = max(0.0, q.allowance) * SPEND / facts.ttft_s
+
+    def covered(step_s: float) -> bool:
+        most = price * (step_s - safe)
+        return _risk(facts, room, q.likely, step_s, most) <= most
+
+    if high <= low or covered(high):
+        return max(low, high)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if covered(middle) else (low, middle)
+    return low
 
 
 def _risk(

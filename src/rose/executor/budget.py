@@ -3,7 +3,8 @@
 Every serving request that arrives earns a small share of one late request (0.005 allows one in two
 hundred); a rollout step that is not provably safe spends its expected number of late requests, see
 `admission`. What is spent never exceeds what was earned, so over any long time the expected share
-of requests that lending makes late stays below `share`. A share of 0 earns nothing.
+of requests that lending makes late stays below `share`. A share of 0 earns nothing. A few requests'
+earnings are there at once: without any, nothing could be lent before the first one comes.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ SAVED_REQUESTS = 200
 """Requests whose earnings may be saved up. More and one bad minute could hold all late requests of
 a quiet day; fewer and a step that is seldom possible could never be paid. At a share of 0.005 this
 is one late request."""
+FIRST_REQUESTS = 5
+"""Requests whose earnings a new budget has."""
 
 
 class ErrorBudget:
     """Expected late requests that may still be spent. Not thread-safe; one per rollout engine."""
 
     def __init__(self, share: float = 0.0) -> None:
-        self.share = share
-        self._saved = 0.0
+        self.share = self._saved = 0.0
         self._arrived: int | None = None
+        self.allow(share)
+
+    def allow(self, share: float) -> None:
+        """From now on; the first share, also after none, brings its first earnings."""
+        if share and not self.share:
+            self._saved = share * FIRST_REQUESTS
+        self.share = share
 
     @property
     def left(self) -> float:

@@ -102,6 +102,11 @@ class ServingFacts(msgspec.Struct, frozen=True):
     def busy(self) -> bool:
         return self.running > 0 or self.waiting > 0
 
+    @property
+    def guarded(self) -> bool:
+        """The worst-case new request is shorter than some that come: they would need too long."""
+        return self.clear_new_98_s > self.clear_with_new_s
+
     def implausible(self) -> str | None:
         return _absurd(self) or _first(
             (self.kv_used > self.kv_max, "kv_used above kv_max"),

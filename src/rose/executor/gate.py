@@ -132,7 +132,7 @@ class Gate:
         now = time.monotonic()
         if not facts.busy:
             self._serving_idle_at = now
-        self._budget.share = terms.error_budget
+        self._budget.allow(terms.error_budget)
         self._budget.earn(facts.arrived)
         occupied = sum(max(0.0, end - max(begin, facts.step_began)) for begin, end in self._recent)
         latency = self._latency
