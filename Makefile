@@ -8,8 +8,9 @@ install:
 demo: install
 	.venv/bin/rose demo
 
+# Tests with engines in one process, all others beside them.
 test: install lint
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2 --dist loadgroup
 
 lint: install
 	$(PYTHON) -m ruff check .

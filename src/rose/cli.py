@@ -7,13 +7,14 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from rose.bench.bench_cli import app as bench_app
 from rose.bench.load_cli import load
-from rose.scheduler.cli import ps, scheduler
+from rose.scheduler.cli import ps, scheduler, top
+from rose.terminal import fail
 from rose.transfer.cli import relay, weights_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -27,12 +28,7 @@ app.command()(load)
 app.command()(relay)
 app.command()(scheduler)
 app.command()(ps)
-
-
-def _fail(message: object) -> NoReturn:
-    """A user's error: one sentence, exit code 2."""
-    typer.echo(f"rose: {message}", err=True)
-    raise typer.Exit(2)
+app.command()(top)
 
 
 @app.command()
@@ -43,12 +39,13 @@ def node(
     from rose.cluster import api
     from rose.cluster.config import ConfigError
     from rose.cluster.config import load as load_config
+    from rose.logs import log_as_json
 
-    api.log_as_json()
+    log_as_json()
     try:
         asyncio.run(api.run_until_signal(load_config(config)))
     except ConfigError as error:
-        _fail(error)
+        fail(error)
 
 
 @page_app.command("dump")
@@ -61,7 +58,7 @@ def page_dump(
     try:
         shown = Page.open(path).describe()
     except PageError as error:
-        _fail(error)
+        fail(error)
     typer.echo(json.dumps(shown, indent=2))
 
 
@@ -74,7 +71,7 @@ def models_make(
     from rose import models
 
     if name not in models.MAKERS:
-        _fail(f"model {name!r} is unknown: choose from {', '.join(models.MAKERS)}")
+        fail(f"model {name!r} is unknown: choose from {', '.join(models.MAKERS)}")
     typer.echo(models.MAKERS[name](path) if path else models.resolve(name))
 
 
@@ -104,7 +101,7 @@ def profile(
         }
         folder = models.resolve(model)
     except ValueError as error:
-        _fail(error)
+        fail(error)
     from rich.console import Console
     from rich.progress import Progress
 
@@ -147,7 +144,7 @@ def demo(
     try:
         kept = asyncio.run(show(out, Console()))
     except ConfigError as error:
-        _fail(error)
+        fail(error)
     except KeyboardInterrupt:
         typer.echo("rose: stopped, both engines ended")
         raise typer.Exit(130) from None

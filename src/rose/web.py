@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Guard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,18 +11,32 @@ from typing import Any
 
 import openai
 import pytest
-from tests.scheduler.conftest import Process, call, free_ports
+import torch
+from safetensors.torch import load_file
+from tests.scheduler.conftest import Process, call, until
+
+from rose import models
+from rose.net import free_ports
+from rose.scheduler import engine_client
+from rose.transfer import Publisher
+from rose.transfer.store.files import FileStore
+from rose.transfer.store.server import Server
 
 PROMPT = [9, 8, 7, 6, 5]
 
 
+def start_door(node: Any, folder: Path, *options: str) -> Process:
+    (port,) = free_ports(1)
+    words = ["--engine", node.rollout_url, "--listen", f"127.0.0.1:{port}"]
+    words += ["--ledger", str(folder / "ledger.sqlite"), *options]
+    made = Process(port, folder / "scheduler.log", "-m", "rose.cli", "scheduler", *words)
+    made.await_health()
+    return made
+
+
 @pytest.fixture
 def door(active_node: Any, tmp_path: Path) -> Iterator[Process]:
-    (port,) = free_ports(1)
-    words = ["--engine", active_node.rollout_url, "--listen", f"127.0.0.1:{port}"]
-    words += ["--ledger", str(tmp_path / "ledger.sqlite")]
-    made = Process(port, tmp_path / "scheduler.log", "-m", "rose.cli", "scheduler", *words)
-    made.await_health()
+    made = start_door(active_node, tmp_path)
     yield made
     made.end()
 
@@ -145,3 +160,41 @@ def test_bad_input_is_refused_in_vllms_words(
     assert 400 <= status < 500
     assert said in answer["error"]["message"]
     assert len(generate(door.url, 2)[0]["token_ids"]) == 2
+
+
+def test_an_engine_that_joins_late_is_led_to_the_current_weights_first(
+    active_node: Any, tmp_path: Path
+) -> None:
+    """The store has had two versions before the scheduler, and so the engine, comes."""
+    original = load_file(next(models.resolve("tiny-b").glob("*.safetensors")))
+    weights = original
+    files = FileStore(tmp_path / "store", "math")
+    publisher = Publisher(files, wire="float32")
+    torch.manual_seed(1)
+    for version in (4, 5):
+        publisher.publish(weights, version)
+        weights = {name: value + 0.05 * torch.randn(value.shape) for name, value in weights.items()}
+    server = Server(lambda job: files)
+    job = f"math,weights=tcp://127.0.0.1:{server.address[1]},folder={tmp_path / 'copy'}"
+    made = start_door(active_node, tmp_path, "--job", f"{job},max_staleness=0")
+    try:
+        (choice,) = generate(made.url, 12, temperature=0)
+        assert choice["weight_versions"] == [{"version": "5", "start": 0, "end": 12}]
+        publisher.publish(weights, 6)
+        until(lambda: call(f"{made.url}/weight_info")[1]["weight_version"] == "6")
+        (choice,) = generate(made.url, 12, temperature=0)
+        assert choice["weight_versions"][0]["version"] == "6"
+        assert '"message": "led"' in made.log()
+    finally:
+        publisher.publish(original, 7)  # the engine is everybody's
+        until(lambda: call(f"{made.url}/weight_info")[1]["weight_version"] == "7")
+        made.end()
+        server.close()
+
+
+def test_an_engines_memory_is_known(active_node: Any) -> None:
+    async def look() -> int | None:
+        async with engine_client.open_session() as session:
+            return await engine_client.capacity(session, active_node.rollout_url)
+
+    assert (asyncio.run(look()) or 0) > 1000

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.scheduler.conftest import Process, call, free_ports, until
+from tests.scheduler.conftest import Process, call, until
+
+from rose.net import free_ports
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,32 @@ def test_the_bound_comes_back_after_a_slower_phase() -> None:
     for step, seconds in [*measured(rng, WINDOW, slower=3.0), *measured(rng, WINDOW)]:
         tracker.observe(step, seconds)
     assert tracker.margin < 1.3
+
+
+def test_the_fixed_part_is_corrected_on_its_own() -> None:
+    """Two engines on one device: what every step loads anew takes longer, tokens do not."""
+    rng = random.Random(5)
+    profile = fit("m", "d", measured(rng, 600))
+    cold = replace(TRUE, fixed_s=1.8 * TRUE.fixed_s)
+    tracker = Tracker(profile)
+    for _ in range(2 * WINDOW):
+        step = Step(rng.choice([0, 0, 0, 8, 100]), rng.randint(1, 16), 0)
+        tracker.observe(step, cold.mean(step) * rng.gauss(1.0, 0.03))
+    for step in (Step(0, 1, 0), Step(0, 16, 0), Step(400, 4, 0)):
+        assert tracker.mean(step) == pytest.approx(cold.mean(step), rel=0.06)
+        assert tracker.upper(step) < 1.2 * cold.mean(step)
+
+
+@given(st.lists(st.tuples(st.integers(0, 512), st.integers(1, 64), st.floats(1e-4, 10.0))))
+def test_whatever_is_observed_a_longer_step_is_never_bounded_shorter(
+    seen: list[tuple[int, int, float]],
+) -> None:
+    tracker = Tracker(TRUE)
+    for prefill, decode, seconds in seen * 3:
+        tracker.observe(Step(prefill, decode, 0), seconds)
+    steps = [Step(0, 1, 0), Step(0, 2, 0), Step(1, 2, 0), Step(400, 2, 0), Step(400, 2, 9000)]
+    bounds = [tracker.upper(step) for step in steps]
+    assert bounds == sorted(bounds) and 0 < bounds[0] < math.inf
 
 
 def test_few_lucky_steps_do_not_tighten_the_bound() -> None:

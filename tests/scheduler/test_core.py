@@ -170,3 +170,69 @@ def test_turns_that_were_given_up_do_not_fill_the_queue() -> None:
     core.join(Engine("e", "", version="0"), 1.0)
     assert starts(core, 1.0) == [("r99", "e")]
     assert core.jobs["a"].waiting == 0
+
+
+# ---- freshness
+
+
+def finish(core: Scheduler, id_: str, now: float) -> None:
+    turn = core.turns[id_]
+    core.arrived(turn, turn.attempt, Chunk([4], finish="stop"), now)
+    core.forget(turn)
+
+
+def test_an_engine_gets_no_turns_before_it_has_what_was_current_when_it_joined() -> None:
+    core = scheduler("e")
+    core.jobs["a"].lead(0)
+    core.jobs["a"].lead(3)
+    core.join(Engine("late", "", version=""), 1.0)
+    core.engines["e"].active = False
+    core.submit(ask(1), 1.0)
+    assert starts(core, 1.0) == []
+    core.engines["late"].version = "2"
+    assert starts(core, 2.0) == []
+    core.jobs["a"].lead(4)
+    core.engines["late"].version = "3"
+    assert starts(core, 3.0) == [("r1", "late")]
+
+
+def test_engines_too_far_behind_get_nothing_new_of_the_job() -> None:
+    core = scheduler("e", a=Job("a", max_staleness=1), b=Job("b"))
+    for version in (0, 2):
+        core.jobs["a"].lead(version)
+    core.submit(ask(1), 0.0)
+    core.submit(ask(2, "b"), 0.0)
+    assert starts(core) == [("r2", "e")]
+    core.engines["e"].version = "1"
+    assert starts(core, 1.0) == [("r1", "e")]
+
+
+def test_no_more_trajectories_begin_than_can_be_trained_on_fresh() -> None:
+    core = scheduler("e", a=Job("a", max_staleness=1, per_version=2))
+    core.jobs["a"].lead(5)
+    core.engines["e"].version = "5"
+    for number in range(6):
+        core.submit(ask(number, trajectory=f"t{number}"), 0.0)
+    assert [id_ for id_, _ in starts(core)] == ["r0", "r1", "r2", "r3"]
+    assert list(core.jobs["a"].held) == ["r4", "r5"]
+    finish(core, "r0", 1.0)
+    core.submit(ask(10, trajectory="t0"), 1.0)
+    core.cut(core.turns["r1"], 0, Cut.REVOKED, 1.0)
+    begun = {id_ for id_, _ in starts(core, 2.0)}
+    assert begun == {"r10", "r1"}  # neither is a new trajectory
+    core.cancel(core.turns["r4"], 2.0)
+    core.jobs["a"].lead(6)
+    core.engines["e"].version = "6"
+    assert [id_ for id_, _ in starts(core, 3.0)] == ["r5"]
+    assert (core.jobs["a"].begun, core.jobs["a"].waiting) == (5, 0)
+
+
+def test_held_turns_that_nobody_wants_any_more_are_not_kept() -> None:
+    core = scheduler("e", a=Job("a", per_version=1))
+    core.jobs["a"].lead(0)
+    core.submit(ask(0), 0.0)
+    for number in range(1, 1000):
+        turn = core.submit(ask(number), 0.0)
+        core.cancel(turn, 0.0)
+        core.forget(turn)
+    assert len(core.jobs["a"].held) < 50

@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.scheduler.conftest import Cluster, call, free_ports, until
+from tests.scheduler.conftest import Cluster, call, until
 
 from rose.bench.emulated import CONTEXT, VOCABULARY, answer_to
+from rose.net import free_ports
 
 PROMPT = [11, 12, 13, 14]
 

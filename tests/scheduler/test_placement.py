@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rose.scheduler.facts import EngineFacts, Speed, Standing
-from rose.scheduler.placement import POLICIES, Placing, finish_s, has_room, place
+from rose.scheduler.placement import POLICIES, Placing, has_room, place
 
 SPEED = Speed(step_s=0.02, turn_s=0.002, prefill_s=0.001)
 
@@ -41,11 +41,6 @@ def test_a_device_that_is_often_taken_back_has_to_be_faster() -> None:
     assert place("cost", turn(), [faster, engine("safe")]) == faster
 
 
-def test_serving_that_is_busy_slows_a_borrowed_device() -> None:
-    half = engine("half", lent=0.5)
-    assert finish_s(turn(), half) == 2 * finish_s(turn(), engine("whole"))
-
-
 def test_only_ready_engines_with_room_get_turns() -> None:
     for standing in Standing:
         found = place("cost", turn(), [engine("a", standing=standing)])
@@ -75,7 +70,6 @@ def test_the_others_do_what_they_say() -> None:
             id=st.text("abcdef", min_size=1, max_size=3),
             running=st.integers(0, 300),
             standing=st.sampled_from(Standing),
-            lent=st.floats(0, 1),
             revoked_per_s=st.floats(0, 10),
             context=st.integers(0, 10_000),
             capacity=st.integers(1, 10_000),

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from tests.transfer.test_history import weights
 from typer.testing import CliRunner
 
+from rose.claims import claim
 from rose.cli import app
 from rose.transfer import inspect
 from rose.transfer.manifest import Step
@@ -375,6 +376,8 @@ def test_other_bad_options_of_servers(trainer: Trainer, tmp_path: Path) -> None:
     file.touch()
     for most in ("0", "-1", "nan", "inf"):
         assert "--most-gb" in relay("--most-gb", most)
+    with claim(tmp_path / "relay.lock"):
+        assert "is another relay's" in relay(folder=tmp_path)
     assert f"--folder {file}" in relay(folder=file)
     assert "--key" in relay("--certificate", file)
     assert f"--certificate {file}" in relay("--certificate", file, "--key", file)

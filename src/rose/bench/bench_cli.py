@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +13,60 @@ from rich.console import Console
 
 app = typer.Typer(no_args_is_help=True, help="Measure, side by side in one run.")
 
+Quick = Annotated[bool, typer.Option(help="Little of everything; says so.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result here.")]
+Out = Annotated[Path, typer.Option(help="Folder for results, pictures and logs.")]
+OUT = Path("bench-out")
+
+
+class _Bench:
+    """A benchmark on the terminal: says when what was done, keeps what is done so far."""
+
+    def __init__(self, name: str, out: Path, json_file: Path | None) -> None:
+        self.console = Console()
+        self.target = json_file or out / f"{name}.json"
+        self.result: dict[str, Any] = {}
+        self._began = time.monotonic()
+
+    def say(self, line: str) -> None:
+        self.console.print(
+            f"[dim]{time.monotonic() - self._began:6.0f} s[/] {line}", highlight=False
+        )
+
+    def keep(self, so_far: dict[str, Any]) -> None:
+        from rose.bench import report
+
+        self.result.update(so_far)
+        report.write(so_far, self.target)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        from rose.bench.traces import TraceError
+        from rose.cluster.config import ConfigError
+
+        try:
+            yield
+        except (ConfigError, TraceError) as error:
+            typer.echo(f"rose: {error}", err=True)
+            raise typer.Exit(2) from error
+        except KeyboardInterrupt:
+            kept = f"; finished parts are in {self.target}" if self.result else ""
+            typer.echo(f"rose: stopped, nothing is left running{kept}", err=True)
+            raise typer.Exit(130) from None
+
+    def show(self, rough: str | None) -> None:
+        from rose.bench import report
+
+        report.table(self.result, self.console)
+        if rough:
+            self.console.print(f"--quick: {rough}")
+        self.console.print(f"written: {self.target}")
+
 
 @app.command()
 def executor(
-    quick: Annotated[bool, typer.Option(help="One scenario, few requests; says so.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
     model: Annotated[str, typer.Option(help="Model of both engines.")] = "smollm2",
     device: Annotated[str, typer.Option(help="cpu:N or cpu:N-M")] = "cpu:0",
     seconds: Annotated[float, typer.Option(min=10, help="Window of one mode.")] = 50.0,
@@ -26,19 +77,12 @@ def executor(
     mode: Annotated[
         list[str] | None, typer.Option(help="Only these, beside serving alone and rollout alone.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for pictures and logs.")] = Path("bench-out"),
+    out: Out = OUT,
 ) -> None:
     """Serving alone, rollout alone, share-all, static split and rose on one device."""
     from rose.bench import executor as bench
-    from rose.bench import report, timeline
-    from rose.cluster.config import ConfigError
+    from rose.bench import timeline
     from rose.executor.slo import Slo
-
-    console = Console()
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}", highlight=False)
 
     settings = bench.Settings(
         model=model,
@@ -50,73 +94,56 @@ def executor(
         modes=tuple(mode or ()),
         out=out,
     )
-    target = json_file or out / "executor.json"
-    result: dict[str, Any] = {}
-
-    def keep(so_far: dict[str, Any]) -> None:
-        result.update(so_far)
-        report.write(so_far, target)
-
-    try:
-        runs = bench.main(settings, say, keep)
-    except ConfigError as error:
-        typer.echo(f"rose: {error}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        kept = f"; finished scenarios are in {target}" if result else ""
-        typer.echo(f"rose: stopped, both engines ended{kept}", err=True)
-        raise typer.Exit(130) from None
+    shown = _Bench("executor", out, json_file)
+    with shown.running():
+        runs = bench.main(settings, shown.say, shown.keep)
     for name, by_mode in runs.items():
-        shown = [by_mode[m][-1] for m in ("serving_alone", "share_all", "rose") if by_mode.get(m)]
+        drawn = [by_mode[m][-1] for m in ("serving_alone", "share_all", "rose") if by_mode.get(m)]
         picture = out / f"executor_{name}.png"
         kv_total = int(settings.kv_gb * (1 << 30))
-        slo = Slo(**result["modes"][name]["slo"])
-        timeline.draw(shown, slo, kv_total, f"{model} on {device}, {name}", picture)
-        say(f"picture: {picture}")
-    report.table(result, console)
-    if quick:
-        console.print("--quick: few requests per mode, so every P99 is rough")
-    console.print(f"written: {target}")
+        slo = Slo(**shown.result["modes"][name]["slo"])
+        timeline.draw(drawn, slo, kv_total, f"{model} on {device}, {name}", picture)
+        shown.say(f"picture: {picture}")
+    shown.show("few requests per mode, so every P99 is rough" if quick else None)
 
 
 @app.command()
 def transfer(
-    quick: Annotated[bool, typer.Option(help="One density, one repeat; says so.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    quick: Quick = False,
+    json_file: JsonFile = None,
     model: Annotated[str, typer.Option(help="Model of trainer and engine.")] = "smollm2",
     device: Annotated[str, typer.Option(help="cpu:N or cpu:N-M")] = "cpu:0",
     repeats: Annotated[int, typer.Option(min=1, help="Versions of each kind and link.")] = 3,
-    out: Annotated[Path, typer.Option(help="Folder for the result and logs.")] = Path("bench-out"),
+    out: Out = OUT,
 ) -> None:
     """Dense, COO, XOR + zstd and rose; real RL updates; versions into a running engine."""
     from rose.bench import report
     from rose.bench import transfer as bench
-    from rose.cluster.config import ConfigError
-
-    console = Console()
-    began = time.monotonic()
-    target = json_file or out / "transfer.json"
-    result: dict[str, Any] = {}
-
-    def say(line: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began:6.0f} s[/] {line}", highlight=False)
-
-    def keep(so_far: dict[str, Any]) -> None:
-        result.update(so_far)
-        report.write(so_far, target)
 
     settings = bench.Settings(model=model, device=device, repeats=repeats, quick=quick, out=out)
-    try:
-        bench.main(settings, say, keep)
-    except ConfigError as error:
-        typer.echo(f"rose: {error}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        kept = f"; finished parts are in {target}" if result else ""
-        typer.echo(f"rose: stopped{kept}", err=True)
-        raise typer.Exit(130) from None
-    report.transfer_table(result, console)
-    report.table(result, console)
-    if quick:
-        console.print("--quick: one repeat of everything, so all ratios are rough")
-    console.print(f"written: {target}")
+    shown = _Bench("transfer", out, json_file)
+    with shown.running():
+        bench.main(settings, shown.say, shown.keep)
+    report.transfer_table(shown.result, shown.console)
+    shown.show("one repeat of everything, so all ratios are rough" if quick else None)
+
+
+@app.command()
+def scheduler(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Recorded agents' calls (CSV); drawn from laws otherwise.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=5, help="Window of a part.")] = 20.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all policies.")] = 2,
+    out: Out = OUT,
+) -> None:
+    """What the scheduler adds to a turn; placements and orders side by side."""
+    from rose.bench import scheduler as bench
+
+    settings = bench.Settings(record, seconds, repeats, quick, out)
+    shown = _Bench("scheduler", out, json_file)
+    with shown.running():
+        bench.main(settings, shown.say, shown.keep)
+    shown.show("few engines and one repeat, so all ratios are rough" if quick else None)

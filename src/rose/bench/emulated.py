@@ -2,19 +2,23 @@
 
 Tokens are a function of the tokens before them, so an answer that was cut and resumed anywhere can
 be told from a wrong one. Timing follows a line, as a real engine's does: a step takes `step_s` and
-`turn_s` for each turn in it, a prompt token that is not cached `prefill_s`. Run as
-`python -m rose.bench.emulated PORT`; `POST /emulate {"revoked": true}` and the like disturb it.
+`turn_s` for each turn in it, a prompt token that is not cached `prefill_s`; memory for prefixes is
+bounded. Run as `python -m rose.bench.emulated PORT...`, several engines in one process if there are
+several ports. `POST /emulate {"revoked": true}` and the like set or disturb one, `GET /emulate`
+tells what it has done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
 import uvicorn
+import uvloop
 import xxhash
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -27,30 +31,58 @@ from rose.scheduler.prefixes import Prefixes, chain
 VOCABULARY = 32_000
 CONTEXT = 32_768
 CAPACITY = 200_000
+"""Tokens of prefixes that are kept."""
+KV_TOKENS = 1 << 20
+TAIL = 8
 STOPS = 97
 """One in so many tokens ends a turn that may end by itself."""
 
 
-def next_token(tokens: Sequence[int]) -> int:
-    """Of all before it; cheaply, of the last few and how many there are."""
-    tail = ",".join(map(str, tokens[-8:]))
-    return int(xxhash.xxh3_64_intdigest(f"{len(tokens)}:{tail}".encode()) % VOCABULARY)
+def next_token(last: Sequence[int], count: int) -> int:
+    """Of all before it; cheaply, of the last `TAIL` and how many there are."""
+    tail = ",".join(map(str, last))
+    return int(xxhash.xxh3_64_intdigest(f"{count}:{tail}".encode()) % VOCABULARY)
 
 
 def answer_to(prompt: Sequence[int], most: int, *, ignore_eos: bool) -> tuple[list[int], str]:
     """What an undisturbed engine says, and why it ends."""
     tokens = list(prompt)
     for _ in range(most):
-        token = next_token(tokens)
+        token = next_token(tokens[-TAIL:], len(tokens))
         tokens.append(token)
         if not ignore_eos and token % STOPS == 0:
             return tokens[len(prompt) :], "stop"
     return tokens[len(prompt) :], "length"
 
 
+class Attempt(msgspec.Struct):
+    """A request as the engine saw it."""
+
+    seconds: float
+    prompt: int
+    cached: int
+    whole: bool
+    """All of its tokens were sent."""
+
+
+class Settings(msgspec.Struct):
+    """What `POST /emulate` can set; what is not said stays."""
+
+    revoked: bool | None = None
+    stuck: bool | None = None
+    speed: Speed | None = None
+    interval: int | None = None
+    """Tokens per event, as vLLM's `--stream-interval`."""
+    capacity: int | None = None
+    """Tokens of prefixes that are kept."""
+
+
 class Emulated:
-    def __init__(self, speed: Speed = Speed()) -> None:  # noqa: B008 (frozen)
-        self.speed = speed
+    def __init__(self) -> None:
+        self.speed = Speed()
+        self.interval = 1
+        self.capacity = CAPACITY
+        self.attempts: dict[str, Attempt] = {}
         self.version = "0"
         self.revoked = False
         self.free = asyncio.Event()
@@ -74,34 +106,39 @@ class Emulated:
         prompt, sampling = body["token_ids"], body.get("sampling_params", {})
         names = chain(prompt, body.get("cache_salt") or "")
         cached = self._prefixes.cached(names).get("", 0)
-        self._prefixes.hold("", names, CAPACITY)
+        self._prefixes.hold("", names, self.capacity)
         tokens, finish = answer_to(
             prompt, sampling.get("max_tokens", 16), ignore_eos=bool(sampling.get("ignore_eos"))
         )
         self.running += 1
         self.served += 1
+        began, whole = time.monotonic(), False
         try:
             async with self._computing:
                 await asyncio.sleep((len(prompt) - cached) * self.speed.prefill_s)
-            for number, token in enumerate(tokens):
+            for sent in range(0, len(tokens), self.interval):
+                part = tokens[sent : sent + self.interval]
                 await self.free.wait()
-                await asyncio.sleep(self.speed.token_s(self.running))
+                await asyncio.sleep(len(part) * self.speed.token_s(self.running))
                 if self.revoked:
                     yield _event([], "abort", "rose:revoked")
                     break
-                last = number == len(tokens) - 1
+                whole = sent + len(part) == len(tokens)
                 spans = [{"version": self.version, "start": 0, "end": len(tokens)}]
                 yield _event(
-                    [token],
-                    finish if last else None,
+                    part,
+                    finish if whole else None,
                     logprobs=sampling.get("logprobs") is not None,
-                    spans=spans if last else None,
+                    spans=spans if whole else None,
                 )
             usage = {"prompt_tokens_details": {"cached_tokens": cached}}
             yield b"data: " + msgspec.json.encode({"choices": [], "usage": usage}) + b"\n\n"
             yield b"data: [DONE]\n\n"
         finally:
             self.running -= 1
+            if id_ := body.get("request_id"):
+                seconds = time.monotonic() - began
+                self.attempts[id_] = Attempt(seconds, len(prompt), cached, whole)
 
     async def render(self, request: Request) -> Response:
         body = msgspec.json.decode(await request.body())
@@ -130,6 +167,10 @@ class Emulated:
     async def models(self, _: Request) -> Response:
         return _json({"object": "list", "data": [{"id": "emulated", "max_model_len": CONTEXT}]})
 
+    async def metrics(self, _: Request) -> Response:
+        size = f'block_size="16",num_gpu_blocks="{KV_TOKENS // 16}"'
+        return Response(f"vllm:cache_config_info{{{size}}} 1.0\n", media_type="text/plain")
+
     async def weight_info(self, _: Request) -> Response:
         return _json({"weight_version": self.version})
 
@@ -141,10 +182,18 @@ class Emulated:
         return _json({})
 
     async def emulate(self, request: Request) -> Response:
-        wanted = msgspec.json.decode(await request.body())
-        self.revoked = wanted.get("revoked", self.revoked)
-        if (stuck := wanted.get("stuck")) is not None:
-            (self.free.clear if stuck else self.free.set)()
+        """Set what is said; tell what was done since the last time anybody asked with GET."""
+        if request.method == "GET":
+            told, self.attempts = self.attempts, {}
+            return _json(told)
+        wanted = msgspec.json.decode(await request.body(), type=Settings)
+        for name in ("revoked", "speed", "interval", "capacity"):
+            if (value := getattr(wanted, name)) is not None:
+                setattr(self, name, value)
+        if wanted.revoked:
+            self._prefixes = Prefixes()
+        if wanted.stuck is not None:
+            (self.free.clear if wanted.stuck else self.free.set)()
         return _json({"running": self.running, "served": self.served})
 
     def application(self) -> Starlette:
@@ -155,10 +204,11 @@ class Emulated:
                 Route("/v1/completions/derender", self.derender, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/weight_info", self.weight_info),
+                Route("/metrics", self.metrics),
                 Route("/finish_weight_update", self.finish_update, methods=["POST"]),
                 *(Route(f"/{name}", self.done, methods=["POST"]) for name in ("pause", "resume")),
                 Route("/health", self.done),
-                Route("/emulate", self.emulate, methods=["POST"]),
+                Route("/emulate", self.emulate, methods=["GET", "POST"]),
             ]
         )
 
@@ -195,5 +245,10 @@ def _refuse(status: int, message: str) -> Response:
     return _json({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
 
 
+async def serve(ports: Sequence[int]) -> None:
+    configs = (uvicorn.Config(Emulated().application(), port=p, log_level="warning") for p in ports)
+    await asyncio.gather(*(uvicorn.Server(config).serve() for config in configs))
+
+
 if __name__ == "__main__":
-    uvicorn.run(Emulated().application(), port=int(sys.argv[1]), log_level="warning")
+    uvloop.run(serve([int(port) for port in sys.argv[1:]]))

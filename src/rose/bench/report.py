@@ -30,6 +30,17 @@ GOALS: dict[str, tuple[str, float, float]] = {
     "bit_exact": (">=", 1.0, 1.0),
     "wan_copies_per_cluster": ("<=", 1.0, 1.0),
     "throughput_while_fetching": (">=", 1.0, 0.95),
+    "overhead_ms_p50": ("<=", 1.5, 4.0),
+    "overhead_ms_p99": ("<=", 8.0, 25.0),
+    "turns_per_s": (">=", 400.0, 400.0),
+    "idle_trajectory_kb": ("<=", 20.0, 20.0),
+    "restart_s": ("<=", 3.0, 3.0),
+    "makespan_vs_round_robin": ("<=", 0.8, 0.8),
+    "makespan_vs_sticky": ("<=", 0.95, 0.95),
+    "prefix_hit_points_behind_sticky": ("<=", 0.0, 5.0),
+    "lost_turns": ("<=", 0.0, 0.0),
+    "duplicated_turns": ("<=", 0.0, 0.0),
+    "token_exact": (">=", 1.0, 1.0),
 }
 """Direction, goal and bar of each ratio that has one."""
 

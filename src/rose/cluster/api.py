@@ -7,7 +7,6 @@ import json
 import logging
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -93,31 +92,6 @@ def application(node: Node) -> Starlette:
         refusal = JSONResponse({"error": "missing or wrong secret"}, 401)
         app.add_middleware(Guard, secret=secret, refusal=refusal)
     return app
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object a line; `extra={"facts": {...}}` adds fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(record.created)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "facts", {}),
-        }
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
-
-def log_as_json() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines())
-    root = logging.getLogger("rose")
-    root.handlers[:] = [handler]
-    root.setLevel(logging.INFO)
-    root.propagate = False
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from rose.cluster.device import Device, parse_device
 from rose.executor.admission import RULES
 from rose.executor.facts import MAX_SECONDS
 from rose.executor.latency import Profile, Step
-from rose.web import is_loopback
+from rose.net import is_loopback
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 ENGINE_OVERHEAD = 700 << 20

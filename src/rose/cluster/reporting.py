@@ -15,12 +15,17 @@ REPORT_S = 2.0
 TIMEOUT_S = 5.0
 
 
+SMOOTHING = 0.1
+"""Weight of the newest look in serving's load: about the last twenty seconds."""
+
+
 async def report(node: Node, scheduler: str, secret: str) -> None:
     """Until cancelled. A scheduler that is away is asked again; the device stays as it is."""
-    failing = False
+    failing, load = False, 0.0
     while True:
+        load += SMOOTHING * (_busy(node) - load)
         try:
-            await _once(node, scheduler, secret)
+            await _once(node, scheduler, secret, load)
             failing = False
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if not failing:
@@ -29,7 +34,20 @@ async def report(node: Node, scheduler: str, secret: str) -> None:
         await asyncio.sleep(REPORT_S)
 
 
-async def _once(node: Node, scheduler: str, secret: str) -> None:
+def _busy(node: Node) -> bool:
+    serving = node.page.serving()
+    return serving is not None and serving.facts.busy
+
+
+def _memory(node: Node) -> float:
+    """Share of its KV cache that the rollout engine may use; unknown is all."""
+    reading = node.page.rollout()
+    if reading is None or not reading.facts.kv_max or not reading.facts.kv_resident:
+        return 1.0
+    return reading.facts.kv_resident / reading.facts.kv_max
+
+
+async def _once(node: Node, scheduler: str, secret: str, load: float) -> None:
     rollout = node.rollout
     if not node.ready or rollout is None:
         return
@@ -39,6 +57,8 @@ async def _once(node: Node, scheduler: str, secret: str) -> None:
         "dedicated": node.config.serving is None,
         "active": node.status()["state"] == "active",
         "offered": node.offered,
+        "load": round(load, 3),
+        "memory": round(_memory(node), 3),
     }
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

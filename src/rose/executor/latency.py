@@ -3,10 +3,10 @@
     step seconds = c0 + c1 * prefill tokens + c2 * decode sequences + c3 * context tokens
 
 `rose profile` fits the coefficients (non-negative least squares on relative error). A running
-engine feeds every step it takes into `Tracker.observe`; the last `WINDOW` ratios measured/predicted
-give the correction. Admission uses `upper`, a high quantile of those ratios times the line, never
-the mean. The tracker keeps score of itself: `error` (median relative error of the mean) and
-`coverage` (share of steps that stayed under the bound predicted for them).
+engine feeds its steps into `Tracker.observe`; the last `WINDOW` of them correct the line, its fixed
+part by one factor and all that grows by another. Admission uses `upper`, a high quantile of the
+ratios measured/predicted times the line, never the mean. The tracker keeps score of itself: `error`
+(of the profile as it was) and `coverage` (share of steps under the bound predicted for them).
 
 Seconds are *device* seconds: on CPU the thread's CPU time, because under SCHED_IDLE the wall clock
 of a preempted step says nothing about its cost.
@@ -18,7 +18,7 @@ import json
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,12 @@ TRUSTED_AFTER = 64
 """Until this many steps are seen the profile's own margin is a floor of the bound."""
 ROUNDING = 1.0 - 1e-9
 """Keeps a step that just fits from being a rounding error too long."""
+CORRECTED_EVERY = 16
+"""Steps from one correction of the line to the next."""
+PULL = 2.0
+"""Weight of the median ratio in the correction, in steps that are all fixed or all the rest."""
+FARTHEST = 2.0
+"""A factor is never farther from the median ratio than this."""
 MIN_MARGIN = 1.02
 """A bound is never tighter than this: clocks and schedulers jitter by a percent or two."""
 
@@ -151,11 +157,11 @@ def _non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class Likely(NamedTuple):
     """What most steps stay under: for sums over many, where the bound would overstate."""
 
-    profile: Profile
+    line: Profile
     margin: float
 
     def upper(self, step: Step) -> float:
-        return self.profile.mean(step) * self.margin
+        return self.line.mean(step) * self.margin
 
 
 class Tracker:
@@ -163,16 +169,21 @@ class Tracker:
 
     def __init__(self, profile: Profile, quantile: float = QUANTILE) -> None:
         self.profile = profile
+        self.line = profile
+        """The profile as corrected: its fixed part, and the part that grows, by a factor each."""
         self._quantile = quantile
-        self._recent: deque[float] = deque()
+        self._recent: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
+        """Of each step the fixed part of the profile's prediction, the other part, and the time."""
         self._sorted: list[float] = []
+        """Their times over the line's, in order."""
+        self._factors: tuple[float, float] = (1.0, 1.0)
         self._seen = 0
         self.margin = self._margin()
         """Bound over line; computed once per observed step, read many times."""
         self._covered = 0
 
     def mean(self, step: Step) -> float:
-        return self.profile.mean(step) * self._ratio(0.5, otherwise=1.0)
+        return self.line.mean(step) * self._ratio(0.5, otherwise=1.0)
 
     def _margin(self) -> float:
         recent = self._ratio(self._quantile, otherwise=self.profile.margin)
@@ -181,33 +192,63 @@ class Tracker:
         return max(recent, MIN_MARGIN)
 
     def upper(self, step: Step) -> float:
-        return self.profile.mean(step) * self.margin
+        return self.line.mean(step) * self.margin
 
     @property
     def likely(self) -> Likely:
-        return Likely(self.profile, min(self._ratio(LIKELY, otherwise=self.margin), self.margin))
+        return Likely(self.line, min(self._ratio(LIKELY, otherwise=self.margin), self.margin))
 
     def within(self, seconds: float, context: int) -> Fit:
         """The steps whose bound is at most `seconds`, for requests with that much context."""
         if seconds <= 0:
             return NOTHING
-        profile = self.profile
-        per_prefill = max(profile.per_prefill_s, 1e-12)
-        spare = seconds * ROUNDING / self.margin - profile.fixed_s - profile.per_context_s * context
-        return Fit(spare / per_prefill, profile.per_decode_s / per_prefill)
+        line = self.line
+        per_prefill = max(line.per_prefill_s, 1e-12)
+        spare = seconds * ROUNDING / self.margin - line.fixed_s - line.per_context_s * context
+        return Fit(spare / per_prefill, line.per_decode_s / per_prefill)
 
     def observe(self, step: Step, seconds: float) -> None:
-        predicted = self.profile.mean(step)
-        if predicted <= 0 or seconds <= 0:
+        if not step.tokens or seconds <= 0 or self.line.mean(step) <= 0:
             return
         self._seen += 1
         self._covered += seconds <= self.upper(step)
-        ratio = seconds / predicted
-        self._recent.append(ratio)
-        insort(self._sorted, ratio)
-        if len(self._recent) > WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        fixed = self.profile.fixed_s
+        if len(self._recent) == WINDOW:
+            old_fixed, old_rest, old_seconds = self._recent[0]
+            left = bisect_left(self._sorted, self._over_line(old_fixed, old_rest, old_seconds))
+            del self._sorted[min(left, len(self._sorted) - 1)]
+        self._recent.append((fixed, self.profile.mean(step) - fixed, seconds))
+        insort(self._sorted, self._over_line(*self._recent[-1]))
+        if self._seen % CORRECTED_EVERY == 0:
+            self._correct()
         self.margin = self._margin()
+
+    def _over_line(self, fixed: float, rest: float, seconds: float) -> float:
+        return seconds / (self._factors[0] * fixed + self._factors[1] * rest)
+
+    def _correct(self) -> None:
+        """Least squares on the relative error, pulled to the median ratio where it tells nothing.
+
+        One factor is not enough: on a device that two engines share, what every step has to load
+        anew is the fixed part.
+        """
+        fixed, rest, seconds = np.array(self._recent).T
+        middle = float(np.median(seconds / (fixed + rest)))
+        rows = np.stack([fixed, rest], 1) / seconds[:, None]
+        pull = PULL * np.eye(2)
+        with_pull = rows.T @ rows + pull
+        factors = np.linalg.solve(with_pull, rows.sum(0) + pull @ (middle, middle))
+        self._factors = tuple(np.clip(factors, middle / FARTHEST, middle * FARTHEST))
+        by_fixed, by_rest = self._factors
+        profile = self.profile
+        self.line = replace(
+            profile,
+            fixed_s=by_fixed * profile.fixed_s,
+            per_prefill_s=by_rest * profile.per_prefill_s,
+            per_decode_s=by_rest * profile.per_decode_s,
+            per_context_s=by_rest * profile.per_context_s,
+        )
+        self._sorted = sorted((seconds / (by_fixed * fixed + by_rest * rest)).tolist())
 
     def _ratio(self, quantile: float, otherwise: float) -> float:
         if not self._sorted:
@@ -216,8 +257,11 @@ class Tracker:
 
     @property
     def error(self) -> float:
-        """Median relative error of `profile.mean`, before correction."""
-        return abs(self._ratio(0.5, otherwise=1.0) - 1.0)
+        """Relative error of the profile, before correction, in the median."""
+        if not self._recent:
+            return 0.0
+        ratios = sorted(seconds / (fixed + rest) for fixed, rest, seconds in self._recent)
+        return abs(ratios[len(ratios) // 2] - 1.0)
 
     @property
     def coverage(self) -> float:

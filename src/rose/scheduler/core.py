@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,9 +57,16 @@ class Job:
     share: float = 1.0
     most_running: int = 1 << 30
     max_staleness: int | None = None
-    """Versions that an engine may be behind; None: any."""
+    """Versions that an engine may be behind; None: any, once it had the current one."""
+    per_version: int | None = None
+    """Trajectories that a step of the trainer takes; None: not known, all may begin at once."""
     version: int | None = None
     """The newest, if versions are numbers that we were told."""
+    first: int = 0
+    begun: int = 0
+    """Trajectories since version `first`."""
+    held: deque[str] = field(default_factory=deque)
+    """First turns of trajectories that would be stale before a trainer gets to them."""
     running: int = 0
     waiting: int = 0
     queue: list[tuple[float, int, str]] = field(default_factory=list)
@@ -69,10 +76,27 @@ class Job:
     def may_use(self, engine: Engine) -> bool:
         if engine.jobs and self.name not in engine.jobs:
             return False
-        if self.max_staleness is None or self.version is None:
+        if self.version is None:
             return True
-        behind = self.version - int(engine.version) if engine.version.isdigit() else None
-        return behind is not None and behind <= self.max_staleness
+        if not engine.version.isdigit() or int(engine.version) < engine.due:
+            return False
+        behind = self.version - int(engine.version)
+        return self.max_staleness is None or behind <= self.max_staleness
+
+    def lead(self, version: int) -> None:
+        """This is the newest version now."""
+        if self.version is None:
+            self.first = version
+        self.version = version
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether another trajectory would be trained on while its weights are fresh enough: as
+        many may have begun as all steps up to `max_staleness` from now take."""
+        if self.per_version is None or self.version is None:
+            return True
+        steps = self.version - self.first + 1 + (self.max_staleness or 0)
+        return self.begun < self.per_version * steps
 
 
 class Start(NamedTuple):
@@ -122,7 +146,7 @@ class Scheduler:
         if job.waiting >= self.rules.most_waiting:
             raise Full(f"job {job.name} has {job.waiting} turns waiting")
         turn = self.turns[ask.id] = Turn(ask, now, since=now)
-        self._queue(turn, now)
+        self._queue(turn)
         return turn
 
     def restore(self, turn: Turn, now: float) -> None:
@@ -132,7 +156,7 @@ class Scheduler:
             turn.state, turn.engine, turn.since = State.QUEUED, None, now
             turn.arrived = now  # it was another clock's
             turn.attempt += 1
-            self._queue(turn, now)
+            self._queue(turn)
 
     def arrived(self, turn: Turn, attempt: int, chunk: Chunk, now: float) -> None:
         if attempt != turn.attempt or turn.engine not in self.engines:
@@ -168,7 +192,7 @@ class Scheduler:
         self.jobs[turn.ask.job].running -= 1
         turn.state, turn.engine, turn.since = State.QUEUED, None, now
         turn.attempt += 1
-        self._queue(turn, now)
+        self._queue(turn)
 
     def refuse(self, turn: Turn, attempt: int, status: int, why: str, now: float) -> None:
         """An engine says that what is asked is wrong: no other would say otherwise."""
@@ -192,6 +216,8 @@ class Scheduler:
 
     def join(self, engine: Engine, now: float) -> None:
         engine.joined = now
+        of_it = (j for j in self.jobs.values() if not engine.jobs or j.name in engine.jobs)
+        engine.due = max((job.version or 0 for job in of_it), default=0)
         self.engines[engine.id] = engine
 
     def leave(self, id_: str, now: float) -> None:
@@ -211,6 +237,9 @@ class Scheduler:
 
     def decide(self, now: float) -> list[Start | Stop]:
         self._end_stalls(now)
+        for job in self.jobs.values():
+            while job.held and job.may_begin:
+                self._begin(job, job.held.popleft())
         done: list[Start | Stop] = [*self._stops]
         self._stops.clear()
         while (start := self._next(now)) is not None:
@@ -302,13 +331,27 @@ class Scheduler:
 
     # ---- bookkeeping
 
-    def _queue(self, turn: Turn, now: float) -> None:
+    def _queue(self, turn: Turn) -> None:
         job = self.jobs[turn.ask.job]
+        job.waiting += 1
+        if turn.attempt or turn.ask.trajectory in self._before:
+            self._push(job, turn)
+        elif job.may_begin:
+            self._begin(job, turn.ask.id)
+        else:
+            job.held.append(turn.ask.id)
+
+    def _begin(self, job: Job, id_: str) -> None:
+        """A trajectory's first turn, unless nobody waits for it any more."""
+        if self._waits(id_):
+            job.begun += 1
+            self._push(job, self.turns[id_])
+
+    def _push(self, job: Job, turn: Turn) -> None:
         turns = self._before.get(turn.ask.trajectory, ("", 0))[1]
         waiting = Waiting(turn.arrived, self.expect(turn), turns)
         rank = order.rank(self.rules.order, waiting)
         heapq.heappush(job.queue, (rank, next(self._numbers), turn.ask.id))
-        job.waiting += 1
 
     def expect(self, turn: Turn) -> float:
         """Tokens that a turn will likely still make."""
@@ -332,8 +375,9 @@ class Scheduler:
         turn.state, turn.since = state, now
 
     def _tidy(self, job: Job) -> None:
-        if len(job.queue) > GHOSTS * (job.waiting + 1):
+        if len(job.queue) + len(job.held) > GHOSTS * (job.waiting + 1):
             job.queue = [entry for entry in job.queue if self._waits(entry[2])]
+            job.held = deque(id_ for id_ in job.held if self._waits(id_))
             heapq.heapify(job.queue)
 
     def _waits(self, id_: str) -> bool:

@@ -5,6 +5,7 @@ Differences between engine releases' answers are dealt with here and nowhere els
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -90,6 +91,17 @@ async def call(
             return answer.status, await answer.read()
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Broken(f"{url}: {type(error).__name__} {error}") from error
+
+
+async def capacity(session: aiohttp.ClientSession, url: str) -> int | None:
+    """Tokens of an engine's KV cache, as its metrics say."""
+    status, data = await call(session, "GET", f"{url}/metrics", None, CONNECT_S)
+    line = re.search(rb"^vllm:cache_config_info\{(.*)\}", data, re.MULTILINE)
+    if status != 200 or line is None:
+        return None
+    said = dict(re.findall(rb'(\w+)="(\d+)"', line[1]))
+    tokens = int(said.get(b"block_size", 0)) * int(said.get(b"num_gpu_blocks", 0))
+    return tokens or None
 
 
 async def generate(

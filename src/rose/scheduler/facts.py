@@ -45,8 +45,6 @@ class EngineFacts(msgspec.Struct, frozen=True):
     capacity: int = 1 << 30
     """Tokens of KV memory."""
     speed: Speed = Speed()
-    lent: float = 1.0
-    """Share of its compute that rollouts have got lately: less than one where serving is busy."""
     revoked_per_s: float = 0.0
     """How often turns are cut there, lately."""
     version: str = ""

@@ -16,6 +16,7 @@ SUSPECT_FIRST_S, SUSPECT_LAST_S = 0.25, 30.0
 """How long an engine that failed gets nothing new; longer every time it fails again."""
 MEASURED = 4
 """One in so many gaps between tokens is measured: there are many."""
+UNKNOWN = 1 << 30
 REMEMBERED_CUTS = 32
 CUT_MEMORY_S = 300.0
 """Cuts older than this no longer count for an engine's risk."""
@@ -28,15 +29,19 @@ class Engine:
     borrowed: bool = False
     reported: bool = False
     """Its node says whether it takes turns."""
-    capacity: int = 1 << 30
+    capacity: int = UNKNOWN
+    """Tokens of KV memory; no limit while it is not known."""
     jobs: frozenset[str] = frozenset()
     """That it may serve; any if empty."""
     version: str = ""
+    due: int = 0
+    """Version that it must have before it gets turns: the current one when it joined."""
     joined: float = 0.0
     draining: bool = False
     active: bool = True
     """The engine takes turns: it is not dormant."""
-    lent: float = 1.0
+    memory: float = 1.0
+    """Share of its capacity that it has now: serving may hold the rest."""
     meter: Meter = field(default_factory=Meter)
     turns: dict[str, Turn] = field(default_factory=dict)
     uncached: dict[str, int] = field(default_factory=dict)
@@ -67,9 +72,8 @@ class Engine:
             running=len(self.turns),
             prefill_left=self.prefill_left,
             context=self.context,
-            capacity=self.capacity,
+            capacity=int(self.capacity * self.memory),
             speed=self.meter.speed,
-            lent=self.lent,
             revoked_per_s=self._cuts_per_s(now),
             version=self.version,
         )
@@ -114,7 +118,7 @@ class Engine:
         """How long nothing has come though something could: no token of any turn, and the prompts
         that are being computed should have been done."""
         due = max(turn.since, self.heard)
-        computing = self.prefill_left * self.speed.prefill_s / max(self.lent, 0.01)
+        computing = self.prefill_left * self.speed.prefill_s
         return now - due - computing - self.speed.token_s(len(self.turns))
 
     def _cuts_per_s(self, now: float) -> float:

@@ -48,6 +48,10 @@ class Word:
     """Its rollout engine takes turns."""
     offered: bool
     """It may be borrowed now."""
+    load: float = 0.0
+    """Share of the time that serving has had requests lately."""
+    memory: float = 1.0
+    """Share of the KV memory that rollouts could have, which they may use now."""
 
 
 def lost(word: Word, now: float) -> bool:

@@ -8,7 +8,6 @@ that were not get one result, of which they have seen nothing unless they were s
 
 from __future__ import annotations
 
-import fcntl
 import sqlite3
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from rose.claims import claim
 from rose.scheduler.turn import Ask, Cut, Span, State, Turn
 
 BATCH_S = 0.02
@@ -71,10 +71,8 @@ class Ledger:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._claim = path.with_name(f"{path.name}.lock").open("w")
-            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._claim = claim(path.with_name(f"{path.name}.lock"))
         except BlockingIOError as error:
-            self._claim.close()
             raise LedgerError(f"{path} is the ledger of another scheduler") from error
         except OSError as error:
             raise LedgerError(f"{path}: {error}") from error

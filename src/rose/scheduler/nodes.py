@@ -51,6 +51,7 @@ class Nodes:
         ours = self._core.engines[id_]
         ours.active = node.lease.phase in (Phase.ACTIVE, Phase.DRAINING) and word.active
         ours.draining = node.lease.phase == Phase.DRAINING
+        ours.memory = word.memory
         return node, order
 
     def decide(self, now: float) -> None:
@@ -82,4 +83,6 @@ class Nodes:
         speed = self._core.engines[node.id].speed
         makes = TYPICAL_TURNS / speed.token_s(TYPICAL_TURNS)
         held = node.dedicated or node.id in self._wanted
+        if not held:
+            makes *= 1.0 - node.word.load  # what was measured was when it was held
         return Device(node.id, makes, held, node.dedicated, node.word.offered)

@@ -4,10 +4,10 @@
 
     wait for those ahead  +  prefill of what is not cached  +  decoding  +  risk
 
-all at the engine's measured speed with one more turn, slower by what serving takes. The risk of a
-borrowed engine is the chance that it is taken back before the end, times what has to be done again:
-queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is prefill that
-is not paid. An engine that falls behind is not chosen, however much it has cached, so nothing stays
+all at the engine's measured speed with one more turn, which has in it what serving takes. The risk
+of a borrowed engine is the chance that it is taken back before the end, times what has to be done
+again: queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is prefill
+that is not paid. An engine that falls behind is not chosen, however much it has cached, so nothing stays
 pinned to it.
 
 The others are there to be compared with: `paper` (the engine of the turn before while it has room,
@@ -60,11 +60,11 @@ def has_room(turn: Placing, engine: EngineFacts) -> bool:
 
 def finish_s(turn: Placing, engine: EngineFacts) -> float:
     """Estimated seconds until the turn ends there."""
-    speed, lent = engine.speed, max(engine.lent, 0.01)
+    speed = engine.speed
     uncached = max(0, turn.context - turn.cached.get(engine.id, 0))
     prefill_s = (engine.prefill_left + uncached) * speed.prefill_s
     decode_s = turn.expected * speed.token_s(engine.running + 1)
-    needs_s = (prefill_s + decode_s) / lent
+    needs_s = prefill_s + decode_s
     cut = min(1.0, engine.revoked_per_s * needs_s)
     again_s = (turn.context + turn.expected / 2) * speed.prefill_s
     return needs_s + cut * again_s

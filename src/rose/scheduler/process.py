@@ -6,17 +6,18 @@ import asyncio
 import logging
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from rose.scheduler.core import Job, Rules, Scheduler
+from rose.logs import log_as_json
+from rose.scheduler.core import Rules, Scheduler
 from rose.scheduler.fleet import Engine
 from rose.scheduler.frontdoor.app import application
 from rose.scheduler.frontdoor.errors import answer
+from rose.scheduler.jobspec import JobSpec
 from rose.scheduler.ledger import Ledger
 from rose.scheduler.service import Service
 from rose.web import Guard, Server
@@ -29,7 +30,7 @@ LEAVE_S = 1
 class Settings:
     engines: tuple[str, ...]
     ledger: Path
-    jobs: tuple[str, ...] = ("default",)
+    jobs: tuple[JobSpec, ...] = (JobSpec("default"),)
     host: str = "127.0.0.1"
     port: int = 0
     placement: str = "cost"
@@ -39,28 +40,34 @@ class Settings:
     grace_s: float = 30.0
     most_borrowed: int = 1000
     secret: str = ""
+    verbose: bool = False
 
 
 def service(settings: Settings) -> Service:
     rules = Rules(settings.placement, settings.order, settings.stall_s, settings.most_waiting)
     core = Scheduler(rules)
-    for name in settings.jobs:
-        core.jobs[name] = Job(name)
+    for spec in settings.jobs:
+        core.jobs[spec.name] = spec.job
     for url in settings.engines:
         core.join(Engine(url, url), 0.0)
-    return Service(
+    made = Service(
         core,
         Ledger(settings.ledger),
         grace_s=settings.grace_s,
         most_borrowed=settings.most_borrowed,
     )
+    for spec in settings.jobs:
+        if spec.source is not None:
+            made.leader.sources[spec.name] = spec.source
+            made.leader.watched.add(spec.name)
+    return made
 
 
 async def run(settings: Settings) -> None:
     """Until SIGINT or SIGTERM: turns that run are kept in the ledger."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    log_as_json(logging.DEBUG if settings.verbose else logging.INFO)
     scheduling = service(settings)
-    app: ASGIApp = application(scheduling, settings.jobs[0])
+    app: ASGIApp = application(scheduling, settings.jobs[0].name)
     if settings.secret:
         refusal = answer(401, "missing or wrong secret", "UnauthorizedError")
         app = Guard(app, settings.secret, refusal)

@@ -25,10 +25,11 @@ import msgspec
 from rose.scheduler import engine_client, turn
 from rose.scheduler.core import Scheduler, Start, Stop
 from rose.scheduler.engine_client import Broken, Refused
-from rose.scheduler.fleet import Engine
+from rose.scheduler.fleet import UNKNOWN, Engine
 from rose.scheduler.ledger import Ledger
 from rose.scheduler.nodes import Nodes
-from rose.scheduler.turn import Ask, Cut, Turn
+from rose.scheduler.turn import Ask, Cut, State, Turn
+from rose.scheduler.weights import Leader
 
 log = logging.getLogger("rose.scheduler")
 
@@ -52,6 +53,9 @@ class Service:
         """`grace_s`: how long a request with an id of its client's goes on without it."""
         self.core = core
         self.nodes = Nodes(core, most_borrowed)
+        self.turn = asyncio.Lock()
+        """Of those who change engines' weights: one at a time, updates have an order."""
+        self.leader = Leader(core, self.turn)
         self.ledger = ledger
         self.grace_s = grace_s
         self.listeners: Counter[str] = Counter()
@@ -70,7 +74,10 @@ class Service:
     async def running(self) -> AsyncIterator[None]:
         self._restore()
         async with engine_client.open_session() as self.session, asyncio.TaskGroup() as tasks:
-            loops = [tasks.create_task(self._tick()), tasks.create_task(self._look())]
+            loops = [
+                tasks.create_task(loop)
+                for loop in (self._tick(), self._look(), self.leader.run(self.session))
+            ]
             try:
                 yield
             finally:
@@ -123,6 +130,7 @@ class Service:
                 case Start():
                     number = action.turn.attempt
                     key = (action.turn.ask.id, number)
+                    _tell(action.turn, logging.DEBUG, "placed", engine=action.engine.id)
                     task = asyncio.create_task(self._attempt(action, number))
                     self._attempts[key] = task
                     task.add_done_callback(partial(self._attempt_ended, key))
@@ -144,7 +152,7 @@ class Service:
         except Refused as error:
             core.refuse(taken, number, error.status, str(error), time.monotonic())
         except Broken as error:
-            log.warning("turn %s: %s", taken.ask.id, error)
+            _tell(taken, logging.WARNING, "broken", engine=engine.id, why=str(error))
             self._break(taken, number, error)
         self._changed(taken)
         self.kick()
@@ -168,11 +176,21 @@ class Service:
             event.set()
         now = time.monotonic()
         if taken.over:
+            if taken.ask.id not in self.core.turns:
+                return  # it was over before
             if (end := self._ends.pop(taken.ask.id, None)) is not None:
                 end.set()
             self._kept.pop(taken.ask.id, None)
             self.ledger.keep(taken)
             self.core.forget(taken)
+            plain = taken.state == State.DONE and not taken.cuts
+            facts: dict[str, Any] = {
+                "tokens": len(taken.tokens),
+                "why": taken.error or taken.finish,
+            }
+            if taken.cuts:
+                facts["cuts"] = [str(why) for why in taken.cuts]
+            _tell(taken, logging.DEBUG if plain else logging.INFO, str(taken.state), **facts)
         elif now - self._kept.get(taken.ask.id, 0.0) > KEEP_EVERY_S:
             self._kept[taken.ask.id] = now
             self.ledger.keep(taken)
@@ -261,6 +279,8 @@ class Service:
                     self.core.prefixes.forget(engine.id)
             elif status >= 500:
                 raise Broken(f"{engine.url}: {status}")
+            if engine.capacity == UNKNOWN:
+                engine.capacity = await engine_client.capacity(self.session, engine.url) or UNKNOWN
             self._misses.pop(engine.id, None)
             if not engine.reported:
                 engine.active = True
@@ -270,3 +290,10 @@ class Service:
                 log.warning("engine %s is gone: %s", engine.id, error)
                 engine.active = False
                 self.core.clear(engine, Cut.GONE, time.monotonic())
+
+
+def _tell(taken: Turn, level: int, what: str, **facts: Any) -> None:
+    """A line of log about a turn."""
+    if log.isEnabledFor(level):
+        ids = {"job": taken.ask.job, "turn": taken.ask.id, "trajectory": taken.ask.trajectory}
+        log.log(level, what, extra={"facts": ids | facts})

@@ -25,6 +25,7 @@ def describe(core: Scheduler, nodes: Nodes) -> dict[str, Any]:
         "jobs": {
             name: {
                 "waiting": states[name, State.QUEUED],
+                "held": len(job.held),
                 "running": job.running,
                 "version": job.version,
             }

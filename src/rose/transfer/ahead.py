@@ -11,7 +11,11 @@ T = TypeVar("T")
 
 
 def in_order(work: Iterable[Callable[[], T]], threads: int, ahead: int, name: str) -> Iterator[T]:
-    """At most `ahead` results wait to be taken; who stops taking them cancels the rest."""
+    """At most `ahead` results wait to be taken; who stops taking them cancels the rest. One thread
+    is the caller's own: handing over would only cost."""
+    if threads == 1:
+        yield from (piece() for piece in work)
+        return
     with ThreadPoolExecutor(threads, name) as pool:
         going: deque[Future[T]] = deque()
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -24,6 +24,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
+
+from rose.terminal import fail
 
 if TYPE_CHECKING:
     from rose.transfer.inspect import StepFacts, TensorFacts
@@ -54,12 +56,6 @@ Certificate = Annotated[Path | None, typer.Option(help="PEM file: speak TLS.")]
 Key = Annotated[Path | None, typer.Option(help="PEM file: the certificate's key.")]
 
 
-def fail(message: object) -> NoReturn:
-    """A user's error: one sentence, exit code 2."""
-    typer.echo(f"rose: {message}", err=True)
-    raise typer.Exit(2)
-
-
 # ---- serving
 
 
@@ -74,6 +70,7 @@ def relay(
     key: Key = None,
 ) -> None:
     """One cluster's cache of weights from elsewhere: every byte crosses the WAN once."""
+    from rose.claims import claim
     from rose.transfer.relay import Relay
     from rose.transfer.store import StoreError
     from rose.transfer.store.files import FileStore
@@ -83,7 +80,11 @@ def relay(
     most_bytes = None if most_gb is None else int(most_gb * 1e9)
     sources = {name: _open(upstream, name, published=False) for name in job}
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        claimed = claim(folder / "relay.lock")
         relays = {n: Relay(one, folder, most_bytes=most_bytes) for n, one in sources.items()}
+    except BlockingIOError:
+        fail(f"--folder {folder} is another relay's")
     except OSError as error:
         fail(f"--folder {folder}: {error.strerror}")
     kept = {name: FileStore(folder, name) for name in relays}
@@ -95,7 +96,8 @@ def relay(
         return relays[name]
 
     what = f"{', '.join(relays)} of {upstream}"
-    with _serving(what, of, listen, certificate, key), suppress(KeyboardInterrupt):
+    serving = _serving(what, of, listen, certificate, key)
+    with claimed, serving, suppress(KeyboardInterrupt):
         while True:
             for name, one in relays.items():
                 try:

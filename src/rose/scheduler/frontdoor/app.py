@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Annotated
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -49,6 +50,8 @@ class Report(msgspec.Struct):
     active: bool
     offered: bool
     dedicated: bool
+    load: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    memory: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
 
 class Door:
@@ -156,7 +159,7 @@ class Door:
             raise Wrong(400, str(error)) from error
         if not said.engine.startswith(("http://", "https://")):
             raise Wrong(400, f"engine {said.engine} is not a URL")
-        word = Word(time.monotonic(), said.active, said.offered)
+        word = Word(time.monotonic(), said.active, said.offered, said.load, said.memory)
         node, order = self._service.nodes.heard(
             said.node, said.engine.rstrip("/"), dedicated=said.dedicated, word=word
         )

@@ -5,7 +5,8 @@ They may be repeated: TRL posts again after an error, and an engine that has don
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import logging
 from typing import Any
 
 import msgspec
@@ -15,6 +16,9 @@ from starlette.responses import Response
 from rose.scheduler.fleet import Engine
 from rose.scheduler.frontdoor.errors import Wrong, answer, json, read_bytes
 from rose.scheduler.service import Service
+from rose.scheduler.weights import Source
+
+log = logging.getLogger("rose.scheduler")
 
 TO_ALL = (
     "pause",
@@ -28,27 +32,49 @@ TO_ALL = (
 FROM_ONE = ("v1/models", "server_info", "version", "is_paused")
 
 
+class _Where(msgspec.Struct):
+    store: str
+    job: str
+    folder: str
+
+
+class _Init(msgspec.Struct):
+    """Of the backend `rose`; others have no such fields."""
+
+    init_info: _Where
+
+
 class Control:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._turn = asyncio.Lock()
-        """One at a time: engines' updates have an order."""
 
     async def to_all(self, request: Request, job: str, name: str) -> Response:
         body = await read_bytes(request) or None
         query = f"?{request.url.query}" if request.url.query else ""
-        async with self._turn:
+        async with self._service.turn:
             answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
         if not answers:
             raise Wrong(503, f"no engine of job {job} is there", "ServiceUnavailableError")
         failed = [(engine, status, data) for engine, status, data in answers if status >= 400]
+        done = [(engine, data) for engine, status, data in answers if status < 400]
         if failed:
-            _, status, data = failed[0]
+            engine, status, data = failed[0]
             said = data.decode(errors="replace")[:500]
-            return answer(status, f"{len(failed)} of {len(answers)} engines refuse /{name}: {said}")
-        if name == "finish_weight_update":
-            self._note_version(job, body, [engine for engine, _, _ in answers])
-        return Response(answers[0][2], media_type="application/json")
+            refused = f"{len(failed)} of {len(answers)} engines refuse /{name}: {said}"
+            if not done or job not in self._service.leader.sources:
+                return answer(status, refused)
+            log.warning(refused, extra={"facts": {"engine": engine.id}})  # it will be led there
+        if name == "init_weight_transfer_engine":
+            self._note_source(job, body)
+        elif name == "finish_weight_update":
+            self._note_version(job, body, [engine for engine, _ in done])
+        return Response(done[0][1], media_type="application/json")
+
+    def _note_source(self, job: str, body: bytes | None) -> None:
+        """Engines that come later are told the same, if they can go there on their own."""
+        with contextlib.suppress(msgspec.DecodeError):
+            said = msgspec.json.decode(body or b"{}", type=_Init)
+            self._service.leader.sources[job] = Source(**msgspec.structs.asdict(said.init_info))
 
     def _note_version(self, job: str, body: bytes | None, engines: list[Engine]) -> None:
         """Of those that have it; an engine that could not be reached is what it was."""
@@ -56,7 +82,7 @@ class Control:
         for engine in engines:
             engine.version = version
         if version.isdigit():
-            self._service.core.jobs[job].version = int(version)
+            self._service.core.jobs[job].lead(int(version))
 
     async def from_one(self, request: Request, job: str, name: str) -> Response:
         query = f"?{request.url.query}" if request.url.query else ""

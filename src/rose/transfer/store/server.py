@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from rose.net import is_loopback
 from rose.transfer import manifest as manifests
 from rose.transfer.manifest import Manifest, ManifestError, Step, check_job
 from rose.transfer.store import wire
@@ -31,7 +32,6 @@ GREETING_S = 10.0
 SILENT_S = 300.0
 """A client that says nothing for so long is gone."""
 MOST_BUCKET = 1 << 30
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Served(Store, Protocol):
@@ -89,7 +89,7 @@ class Server:
         writable: bool = False,
         pace: Pace | None = None,
     ) -> None:
-        if address[0] not in LOOPBACK and not secret:
+        if not is_loopback(address[0]) and not secret:
             raise ValueError(f"listening on {address[0]} needs a secret")
         self._stores = stores
         self._secret = secret

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -56,6 +56,11 @@ class EngineClient:
         """
         began = time.monotonic()
         await self.staged(version, wait_s)
+        staged_s = time.monotonic() - began
+        return replace(await self.commit(version), staged_s=staged_s)
+
+    async def commit(self, version: int) -> Updated:
+        """A version that all ranks have staged."""
         staged = time.monotonic()
         try:
             await self.pause()
@@ -64,7 +69,7 @@ class EngineClient:
         finally:
             await self.resume()
         ended = time.monotonic()
-        return Updated(version, staged - began, stopped - staged, ended - stopped)
+        return Updated(version, 0.0, stopped - staged, ended - stopped)
 
     async def pause(self) -> None:
         """Until `resume`; requests in flight are kept."""
@@ -73,13 +78,16 @@ class EngineClient:
     async def resume(self) -> None:
         await self._post("resume")
 
-    async def staged(self, version: int, wait_s: float) -> None:
-        """Until every rank has the version staged, or is that version."""
+    async def staged(self, version: int, wait_s: float, *, newer: bool = False) -> int:
+        """Until every rank has the version, or if you like a newer one, staged or committed; that
+        version."""
         deadline, pause = time.monotonic() + wait_s, ASK_FIRST_S
         while True:
             ranks = await self.ranks(version)
-            if all(version in (rank["staged"], rank["version"]) for rank in ranks):
-                return
+            have = set.intersection(*({rank["staged"], rank["version"]} for rank in ranks))
+            reached = max((each for each in have if each is not None), default=-1)
+            if version in have or (newer and reached > version):
+                return reached if newer else version
             if time.monotonic() > deadline:
                 said = next((rank["error"] for rank in ranks if rank["error"]), "it did not come")
                 raise TransferError(f"{self._url}: version {version} is not staged: {said}")

@@ -1,0 +1,24 @@
+"""Addresses of this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def free_ports(count: int) -> list[int]:
+    """Of the loopback, all different; whoever is quick may still take one."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

@@ -1,0 +1,128 @@
+"""Leads engines to their job's current weights, also those that come late or come back.
+
+A job's *source* says where its versions are published: from the command line, and then what is
+newest there is current; or from a trainer's own `init_weight_transfer_engine` call, and then
+current is what it finished last. Engines fetch and stage by themselves; each one that is behind is
+led on its own: told of the source if it does not know it, waited for until all its ranks have the
+version staged, committed in a short pause while its turns keep what they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from rose.scheduler.core import Job, Scheduler
+from rose.scheduler.fleet import Engine
+from rose.transfer.copy import TransferError
+from rose.transfer.store import open_store
+from rose.transfer.store.base import StoreError
+from rose.transfer.vllm.client import EngineClient
+
+log = logging.getLogger("rose.scheduler")
+
+LOOK_S = 0.5
+"""How often is looked for new versions, and for engines that are behind."""
+STAGED_S = 600.0
+"""For an engine that joins this may be the whole model over a slow link."""
+AGAIN_S = 5.0
+"""After a failure; the engine gets no turns meanwhile if it is too far behind."""
+
+
+class Source(NamedTuple):
+    """As `init_weight_transfer_engine` of the backend `rose` takes it."""
+
+    store: str
+    job: str
+    folder: str
+
+
+class Leader:
+    """`turn`: commits and trainers' control calls never mix."""
+
+    def __init__(self, core: Scheduler, turn: asyncio.Lock) -> None:
+        self.sources: dict[str, Source] = {}
+        self.watched: set[str] = set()
+        """Jobs whose newest version in the store is current."""
+        self._core = core
+        self._turn = turn
+        self._leading: dict[str, asyncio.Task[None]] = {}
+        self._not_before: dict[str, float] = {}
+        self._away: set[str] = set()
+
+    async def run(self, session: aiohttp.ClientSession) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                for name, source in list(self.sources.items()):
+                    if name in self.watched:
+                        await self._watch(self._core.jobs[name], source)
+                    self._lead_all(session, self._core.jobs[name], source)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for task in self._leading.values():
+                task.cancel()
+
+    async def _watch(self, job: Job, source: Source) -> None:
+        try:
+            newest = await asyncio.to_thread(_newest, source)
+        except (StoreError, TransferError, OSError) as error:
+            if job.name not in self._away:
+                log.warning("weights of job %s: %s", job.name, error)
+            self._away.add(job.name)
+            return
+        self._away.discard(job.name)
+        if newest is not None and newest != job.version:
+            if job.version is None:
+                for engine in self._core.engines.values():
+                    engine.due = max(engine.due, newest)
+            job.lead(newest)
+            log.info("weights", extra={"facts": {"job": job.name, "version": newest}})
+
+    def _lead_all(self, session: aiohttp.ClientSession, job: Job, source: Source) -> None:
+        now = time.monotonic()
+        for engine in self._core.engines.values():
+            behind = job.version is not None and engine.version != str(job.version)
+            waits = engine.id in self._leading or now < self._not_before.get(engine.id, 0.0)
+            if behind and not waits and (not engine.jobs or job.name in engine.jobs):
+                assert job.version is not None
+                client = EngineClient(session, engine.url)
+                task = asyncio.create_task(self._lead(client, engine, source, job.version))
+                self._leading[engine.id] = task
+                task.add_done_callback(lambda _, id_=engine.id: self._leading.pop(id_))  # type: ignore[misc]
+
+    async def _lead(
+        self, client: EngineClient, engine: Engine, source: Source, version: int
+    ) -> None:
+        facts: dict[str, Any] = {"engine": engine.id}
+        try:
+            await _introduce(client, source, version)
+            version = await client.staged(version, STAGED_S, newer=True)
+            async with self._turn:
+                updated = await client.commit(version)
+        except (TransferError, aiohttp.ClientError, OSError, TimeoutError) as error:
+            log.warning("not led: %s", error, extra={"facts": facts})
+            self._not_before[engine.id] = time.monotonic() + AGAIN_S
+            return
+        engine.version = str(version)
+        self._core.prefixes.forget(engine.id)
+        facts |= {"version": version, "pause_ms": round(1e3 * updated.pause_s)}
+        log.info("led", extra={"facts": facts})
+
+
+async def _introduce(client: EngineClient, source: Source, version: int) -> None:
+    """An engine that does not know the source, or was restarted, is told."""
+    try:
+        await client.ranks(version)
+    except TransferError:
+        await client.init(*source)
+
+
+def _newest(source: Source) -> int | None:
+    return max(
+        (step.version for step in open_store(source.store, source.job).steps()), default=None
+    )
