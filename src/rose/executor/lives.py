@@ -19,9 +19,14 @@ from rose.executor.slo import Slo
 PROMPTS_REMEMBERED = 512
 FIRST_PROMPT = 256
 """Length assumed of new prompts before any has been seen."""
-RATE_OVER = (4, 16)
-"""Arrivals over which their rate is measured, the fastest counts: the last few tell that a burst
-has begun, which the longer run would believe when it is over."""
+RATE_OVER, BURST_OVER = 64, 4
+"""Arrivals over which their rate is measured, and over which a burst shows. A short run alone would
+take chance for a change: a low estimate that is wrong is paid in late requests."""
+BURST = 2.0
+"""Times the usual rate that the last few must have come at to count instead."""
+SILENCE = 5.0
+"""Gaps of the usual length without any arrival that mean that it is no longer usual: by chance that
+is one in 150."""
 
 
 class Deadlines(NamedTuple):
@@ -133,7 +138,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.count = 0
-        self._recent: deque[float] = deque(maxlen=max(RATE_OVER) + 1)
+        self._recent: deque[float] = deque(maxlen=RATE_OVER + 1)
 
     def add(self, at: float) -> None:
         self.count += 1
@@ -143,8 +148,10 @@ class Arrivals:
         """Per second; with few arrivals seen, an overestimate rather than an underestimate."""
         if not self._recent:
             return 0.0
-        since = max(1, len(self._recent) - 1)
-        return max(
-            count / max(now - self._recent[-min(count + 1, len(self._recent))], 1e-3)
-            for count in {min(over, since) for over in RATE_OVER}
-        )
+        usual, lately = self._over(RATE_OVER, now), self._over(BURST_OVER, now)
+        silent = SILENCE / max(now - self._recent[-1], 1e-3)
+        return lately if lately > BURST * usual else min(usual, silent)
+
+    def _over(self, arrivals: int, now: float) -> float:
+        since = self._recent[-min(arrivals + 1, len(self._recent))]
+        return max(1, min(arrivals, len(self._recent) - 1)) / max(now - since, 1e-3)

@@ -184,13 +184,14 @@ class Service:
             self.ledger.keep(taken)
             self.core.forget(taken)
             plain = taken.state == State.DONE and not taken.cuts
-            facts: dict[str, Any] = {
-                "tokens": len(taken.tokens),
-                "why": taken.error or taken.finish,
-            }
-            if taken.cuts:
-                facts["cuts"] = [str(why) for why in taken.cuts]
-            _tell(taken, logging.DEBUG if plain else logging.INFO, str(taken.state), **facts)
+            _tell(
+                taken,
+                logging.DEBUG if plain else logging.INFO,
+                str(taken.state),
+                tokens=len(taken.tokens),
+                cuts=[str(why) for why in taken.cuts],
+                why=taken.error or taken.finish,
+            )
         elif now - self._kept.get(taken.ask.id, 0.0) > KEEP_EVERY_S:
             self._kept[taken.ask.id] = now
             self.ledger.keep(taken)
