@@ -106,15 +106,6 @@ def test_a_jobs_limits() -> None:
     assert len(starts(core)) == 1
 
 
-def test_engines_that_are_too_far_behind_get_nothing() -> None:
-    core = scheduler("e", a=Job("a", max_staleness=1, version=2))
-    turn = core.submit(ask(1), 0.0)
-    assert starts(core) == []
-    core.engines["e"].version = "1"
-    assert starts(core) == [("r1", "e")]
-    assert turn.engine == "e"
-
-
 def test_a_turn_that_is_cancelled_is_stopped_where_it_is() -> None:
     core = scheduler("e")
     turn = core.submit(ask(1), 0.0)
