@@ -8,9 +8,8 @@ install:
 demo: install
 	.venv/bin/rose demo
 
-# Tests with engines in one process, all others beside them.
 test: install lint
-	$(PYTHON) -m pytest -n 2 --dist loadgroup
+	@bash tests/run.sh $(PYTHON)
 
 lint: install
 	$(PYTHON) -m ruff check .

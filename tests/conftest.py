@@ -41,13 +41,6 @@ KV_GB = 0.0625
 PROMISES = {"ttft_ms": 500, "tpot_ms": 100}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes (`-n`): all tests that need engines in one, others file by file."""
-    for item in items:
-        group = "engines" if item.path.parent.name == "engines" else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def rose_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """$ROSE_HOME with both tiny models and profiles that need no measuring."""
