@@ -9,7 +9,7 @@ demo: install
 	.venv/bin/rose demo
 
 test: install lint
-	@bash tests/run.sh $(PYTHON)
+	$(PYTHON) tests/run.py
 
 lint: install
 	$(PYTHON) -m ruff check .

@@ -35,6 +35,7 @@ def test_all_of_it() -> None:
         ("a,max_staleness=-1", "max_staleness"),
         ("a,per_version=0", "per_version"),
         ("a,shares=1", "shares"),
+        ("a,weights=nowhere", "store 'nowhere' is not"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, said: str) -> None:

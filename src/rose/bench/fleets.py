@@ -37,6 +37,9 @@ REVOKED_PER_MIN = 0.1
 AWAY_S = 10.0
 """A device that serving took comes back after this."""
 START_S = 60.0
+_CORES = sorted(os.sched_getaffinity(0))
+_OURS, _OTHERS = _CORES[:1], _CORES[1:] or _CORES
+"""The scheduler's core, and everybody else's."""
 
 
 class Fleet:
@@ -102,7 +105,7 @@ class Door:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        self._process = _start(self._log, _cores()[:1], "rose.cli", "scheduler", *self._words)
+        self._process = _start(self._log, _OURS, "rose.cli", "scheduler", *self._words)
         await _healthy(self._session, self.url, self._log)
 
     def kill(self) -> None:
@@ -152,19 +155,12 @@ async def door(of: Fleet, folder: Path, *options: str) -> AsyncIterator[Door]:
 
 def away_from_the_scheduler() -> None:
     """This process, with the agents, leaves the scheduler's core to it."""
-    psutil.Process().cpu_affinity(_cores()[1:] or _cores())
-
-
-_ALL_CORES = sorted(os.sched_getaffinity(0))
-
-
-def _cores() -> list[int]:
-    return _ALL_CORES
+    psutil.Process().cpu_affinity(_OTHERS)
 
 
 @contextmanager
 def _running(log: Path, *words: str) -> Iterator[None]:
-    process = _start(log, _cores()[1:] or _cores(), *words)
+    process = _start(log, _OTHERS, *words)
     try:
         yield
     finally:

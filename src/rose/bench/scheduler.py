@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -254,9 +254,9 @@ async def _through(
 
 
 def _summary(record: Record, attempts: list[tuple[str, Attempt]]) -> dict[str, Any]:
-    engine_s: Counter[str] = Counter()
+    engine_s: defaultdict[str, float] = defaultdict(float)
     for id_, attempt in attempts:
-        engine_s[id_] += attempt.seconds  # type: ignore[assignment]
+        engine_s[id_] += attempt.seconds
     whole = Counter(id_ for id_, attempt in attempts if attempt.whole)
     beside = [(one.ended - one.began - engine_s[one.id]) * 1e3 for one in record.asked]
     found = percentiles(beside)
@@ -312,7 +312,7 @@ def _ratios(modes: dict[str, Any]) -> dict[str, float]:
     return ratios
 
 
-def _runs(found: Any) -> Any:
+def _runs(found: Any) -> Iterator[dict[str, Any]]:
     """All summaries in there."""
     if isinstance(found, dict):
         if "duplicated" in found:

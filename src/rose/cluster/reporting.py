@@ -13,8 +13,6 @@ log = logging.getLogger("rose.node")
 
 REPORT_S = 2.0
 TIMEOUT_S = 5.0
-
-
 SMOOTHING = 0.1
 """Weight of the newest look in serving's load: about the last twenty seconds."""
 

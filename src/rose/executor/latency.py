@@ -176,7 +176,9 @@ class Tracker:
         """Of each step the fixed part of the profile's prediction, the other part, and the time."""
         self._sorted: list[float] = []
         """Their times over the line's, in order."""
-        self._factors: tuple[float, float] = (1.0, 1.0)
+        self._factors = (1.0, 1.0)
+        self.error = 0.0
+        """Relative error of the profile as it was, in the median, at the last correction."""
         self._seen = 0
         self.margin = self._margin()
         """Bound over line; computed once per observed step, read many times."""
@@ -238,8 +240,9 @@ class Tracker:
         pull = PULL * np.eye(2)
         with_pull = rows.T @ rows + pull
         factors = np.linalg.solve(with_pull, rows.sum(0) + pull @ (middle, middle))
-        self._factors = tuple(np.clip(factors, middle / FARTHEST, middle * FARTHEST))
-        by_fixed, by_rest = self._factors
+        by_fixed, by_rest = np.clip(factors, middle / FARTHEST, middle * FARTHEST).tolist()
+        self._factors = by_fixed, by_rest
+        self.error = abs(middle - 1.0)
         profile = self.profile
         self.line = replace(
             profile,
@@ -254,14 +257,6 @@ class Tracker:
         if not self._sorted:
             return otherwise
         return self._sorted[min(len(self._sorted) - 1, int(quantile * len(self._sorted)))]
-
-    @property
-    def error(self) -> float:
-        """Relative error of the profile, before correction, in the median."""
-        if not self._recent:
-            return 0.0
-        ratios = sorted(seconds / (fixed + rest) for fixed, rest, seconds in self._recent)
-        return abs(ratios[len(ratios) // 2] - 1.0)
 
     @property
     def coverage(self) -> float:

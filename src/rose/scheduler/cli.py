@@ -12,8 +12,6 @@ import typer
 from rose.terminal import fail
 
 SECRET = "ROSE_SCHEDULER_SECRET"
-
-
 Url = Annotated[str, typer.Argument(help="The scheduler.")]
 URL = "http://127.0.0.1:8400"
 

@@ -9,6 +9,7 @@ import msgspec
 
 from rose.scheduler.core import Job
 from rose.scheduler.weights import Source
+from rose.transfer.store import open_store
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +60,9 @@ def parse(text: str) -> JobSpec:
             raise ValueError(f"{option!r} is not KEY=VALUE, or said twice")
         said[key] = value
     try:
-        return msgspec.convert(said, JobSpec, strict=False)
+        spec = msgspec.convert(said, JobSpec, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
+    if spec.weights:
+        open_store(spec.weights, spec.name)  # connects to nobody yet, but knows what it cannot be
+    return spec

@@ -58,8 +58,7 @@ def service(settings: Settings) -> Service:
     )
     for spec in settings.jobs:
         if spec.source is not None:
-            made.leader.sources[spec.name] = spec.source
-            made.leader.watched.add(spec.name)
+            made.leader.watch(spec.name, spec.source)
     return made
 
 

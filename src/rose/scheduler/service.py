@@ -53,9 +53,9 @@ class Service:
         """`grace_s`: how long a request with an id of its client's goes on without it."""
         self.core = core
         self.nodes = Nodes(core, most_borrowed)
-        self.turn = asyncio.Lock()
-        """Of those who change engines' weights: one at a time, updates have an order."""
-        self.leader = Leader(core, self.turn)
+        self.updates = asyncio.Lock()
+        """Of those who change engines' weights: one at a time, they have an order."""
+        self.leader = Leader(core, self.updates)
         self.ledger = ledger
         self.grace_s = grace_s
         self.listeners: Counter[str] = Counter()

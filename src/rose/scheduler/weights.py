@@ -19,8 +19,7 @@ import aiohttp
 from rose.scheduler.core import Job, Scheduler
 from rose.scheduler.fleet import Engine
 from rose.transfer.copy import TransferError
-from rose.transfer.store import open_store
-from rose.transfer.store.base import StoreError
+from rose.transfer.store import Store, StoreError, open_store
 from rose.transfer.vllm.client import EngineClient
 
 log = logging.getLogger("rose.scheduler")
@@ -42,40 +41,47 @@ class Source(NamedTuple):
 
 
 class Leader:
-    """`turn`: commits and trainers' control calls never mix."""
+    """`updates`: held while an engine commits; a trainer's call to all engines holds it too."""
 
-    def __init__(self, core: Scheduler, turn: asyncio.Lock) -> None:
+    def __init__(self, core: Scheduler, updates: asyncio.Lock) -> None:
         self.sources: dict[str, Source] = {}
-        self.watched: set[str] = set()
-        """Jobs whose newest version in the store is current."""
+        self._watched: dict[str, Store] = {}
+        """Of jobs whose newest version in their store is current."""
         self._core = core
-        self._turn = turn
+        self._updates = updates
         self._leading: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, float] = {}
         self._away: set[str] = set()
+
+    def watch(self, job: str, source: Source) -> None:
+        """Lead the job's engines to whatever is newest; ValueError if that cannot be a store."""
+        self._watched[job] = open_store(source.store, source.job)
+        self.sources[job] = source
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Until cancelled."""
         try:
             while True:
                 for name, source in list(self.sources.items()):
-                    if name in self.watched:
-                        await self._watch(self._core.jobs[name], source)
+                    if name in self._watched:
+                        await self._look(name)
                     self._lead_all(session, self._core.jobs[name], source)
                 await asyncio.sleep(LOOK_S)
         finally:
             for task in self._leading.values():
                 task.cancel()
 
-    async def _watch(self, job: Job, source: Source) -> None:
+    async def _look(self, name: str) -> None:
+        job = self._core.jobs[name]
         try:
-            newest = await asyncio.to_thread(_newest, source)
+            steps = await asyncio.to_thread(self._watched[name].steps)
         except (StoreError, TransferError, OSError) as error:
             if job.name not in self._away:
                 log.warning("weights of job %s: %s", job.name, error)
             self._away.add(job.name)
             return
         self._away.discard(job.name)
+        newest = max((step.version for step in steps), default=None)
         if newest is not None and newest != job.version:
             if job.version is None:
                 for engine in self._core.engines.values():
@@ -102,7 +108,7 @@ class Leader:
         try:
             await _introduce(client, source, version)
             version = await client.staged(version, STAGED_S, newer=True)
-            async with self._turn:
+            async with self._updates:
                 updated = await client.commit(version)
         except (TransferError, aiohttp.ClientError, OSError, TimeoutError) as error:
             log.warning("not led: %s", error, extra={"facts": facts})
@@ -120,9 +126,3 @@ async def _introduce(client: EngineClient, source: Source, version: int) -> None
         await client.ranks(version)
     except TransferError:
         await client.init(*source)
-
-
-def _newest(source: Source) -> int | None:
-    return max(
-        (step.version for step in open_store(source.store, source.job).steps()), default=None
-    )

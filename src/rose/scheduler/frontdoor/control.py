@@ -51,7 +51,7 @@ class Control:
     async def to_all(self, request: Request, job: str, name: str) -> Response:
         body = await read_bytes(request) or None
         query = f"?{request.url.query}" if request.url.query else ""
-        async with self._service.turn:
+        async with self._service.updates:
             answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
         if not answers:
             raise Wrong(503, f"no engine of job {job} is there", "ServiceUnavailableError")

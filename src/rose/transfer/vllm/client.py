@@ -16,6 +16,10 @@ ASK_SOON_S, ASK_FIRST_S, ASK_LAST_S = 0.005, 0.03, 0.25
 so they become rarer until one says that it is about to."""
 
 
+CALL_S = 300.0
+"""An engine that has not answered a call for so long hangs."""
+
+
 @dataclass(frozen=True)
 class Updated:
     version: int
@@ -117,8 +121,10 @@ class EngineClient:
     async def _post(self, route: str, body: dict[str, Any] | None = None) -> Any:
         """On a connection of its own: between versions the server would close an idle one, and not
         every call may be repeated."""
-        headers = {"Connection": "close"}
-        async with self._session.post(f"{self._url}/{route}", json=body, headers=headers) as answer:
+        headers, timeout = {"Connection": "close"}, aiohttp.ClientTimeout(total=CALL_S)
+        async with self._session.post(
+            f"{self._url}/{route}", json=body, headers=headers, timeout=timeout
+        ) as answer:
             text = await answer.text()
             if answer.status != 200:
                 raise TransferError(f"{self._url}/{route}: {answer.status} {text[:500]}")

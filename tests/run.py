@@ -1,0 +1,37 @@
+"""All tests in two processes: those with engines, which mostly wait, and beside them all others.
+
+Ctrl-C reaches both, and each cleans up after itself before this ends.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+
+PYTEST = (sys.executable, "-m", "pytest")
+
+
+def main() -> int:
+    with tempfile.TemporaryFile("w+") as log:
+        others = subprocess.Popen(
+            [*PYTEST, "--ignore=tests/engines"], stdout=log, stderr=subprocess.STDOUT
+        )
+        engines = subprocess.Popen([*PYTEST, "tests/engines"])
+        both = (engines, others)
+
+        def stop(*_: object) -> None:
+            for one in both:
+                with suppress(ProcessLookupError):
+                    one.send_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells them too
+        signal.signal(signal.SIGTERM, stop)
+        codes = [one.wait() for one in both]
+        log.seek(0)
+        print(log.read())
+    return max(map(abs, codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
