@@ -6,6 +6,7 @@ from rose.bench.stats import (
     Sample,
     attainment,
     median_and_spread,
+    p99_ratio,
     percentile,
     percentiles,
     summarise,
@@ -99,3 +100,14 @@ def test_median_and_spread() -> None:
     spread = median_and_spread([3.0, 1.0, 2.0, 4.0])
     assert (spread.median, spread.low, spread.high, spread.repeats) == (2.5, 1.0, 4.0, 4)
     assert spread.relative == pytest.approx(1.2)
+
+
+def test_p99_ratio_says_how_little_it_rests_on() -> None:
+    calm = [1.0 + i / 1000 for i in range(200)]
+    same = p99_ratio(calm, calm)
+    assert same.value == 1.0
+    assert same.low < 1.0 < same.high < 1.01
+    tail = p99_ratio([*calm[:-3], 2.0, 2.0, 2.0], calm)
+    assert tail.value == pytest.approx(2.0 / calm[-3])
+    assert tail.low < 1.01, "three of 200 might as well not have come"
+    assert tail.high > 1.6

@@ -9,6 +9,8 @@ import pytest
 from rose.executor.vllm.overhead import EVERY, Overhead
 
 OURS_S, STOCK_S, WAITED_S = 0.002, 0.02, 0.01
+LOOK_S = 0.0005
+"""What one look at the clock takes."""
 
 
 class Clock:
@@ -18,11 +20,15 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
+    def look(self) -> float:
+        self.sleep(LOOK_S)
+        return self.now
+
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(time, "perf_counter", clock.look)
     monkeypatch.setattr(time, "sleep", clock.sleep)
     return clock
 
@@ -60,7 +66,7 @@ def run(scheduler: Scheduler) -> None:
 def test_only_our_own_part_is_counted_and_then_all_is_as_before() -> None:
     scheduler = Scheduler()
     plain = dict(vars(scheduler))
-    for _ in range(EVERY):
+    for _ in range(2 * EVERY):
         run(scheduler)
     assert scheduler.overhead.microseconds == 0.0
     assert "schedule" in vars(scheduler)
@@ -72,7 +78,8 @@ def test_only_our_own_part_is_counted_and_then_all_is_as_before() -> None:
 def test_an_empty_step_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler()
     monkeypatch.setattr("rose.executor.vllm.overhead.EVERY", 1)
-    run(scheduler)
+    for _ in range(3):
+        run(scheduler)
     scheduler.computed = 0
     run(scheduler)
     assert scheduler.overhead.microseconds == 0.0

@@ -10,9 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from rose.bench import arrivals, load, rollouts
 from rose.bench.arrivals import LogNormal
@@ -25,6 +27,8 @@ from rose.executor.slo import Slo
 WARM_S = 3.0
 """Rollouts run this long before the measured window, so that their batch is full."""
 SAMPLE_S = 0.2
+STOLEN_S = 0.03
+"""A virtual machine's host that takes this much CPU time between two looks disturbs requests."""
 VOCABULARY = (100, 20_000)
 """Token ids that every model used here has; random ids, so nothing is cached by chance."""
 
@@ -99,6 +103,8 @@ class Moment:
     at_s: float
     serving: ServingFacts
     rollout: RolloutFacts
+    stolen_s: float = 0.0
+    """CPU time so far that the machine's host gave to somebody else."""
 
 
 @dataclass
@@ -117,6 +123,20 @@ class Run:
     began: float = 0.0
     produced: list[tuple[float, int]] = field(default_factory=list)
     """Rollout tokens as they come, with their time."""
+
+    @property
+    def undisturbed(self) -> list[Sample]:
+        """Requests during which the machine's host took no noticeable time away."""
+        thefts = [
+            (before.at_s, after.at_s)
+            for before, after in pairwise(self.moments)
+            if after.stolen_s - before.stolen_s >= STOLEN_S
+        ]
+        return [
+            sample
+            for sample in self.samples
+            if not any(sample.scheduled_s < e and sample.finish_s > b for b, e in thefts)
+        ]
 
 
 async def run_mode(
@@ -190,7 +210,8 @@ async def _watch(node: Node, run: Run, stop: asyncio.Event) -> None:
         serving, rollout = node.page.serving(), node.page.rollout()
         if serving is not None and rollout is not None and run.began:
             at = asyncio.get_running_loop().time() - run.began
-            run.moments.append(Moment(at, serving.facts, rollout.facts))
+            stolen = getattr(psutil.cpu_times(), "steal", 0.0)  # Linux only
+            run.moments.append(Moment(at, serving.facts, rollout.facts, stolen))
         await asyncio.sleep(SAMPLE_S)
 
 

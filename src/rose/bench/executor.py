@@ -20,7 +20,7 @@ import psutil
 
 from rose.bench import pressure
 from rose.bench.colocated import CHAT, MODES, SHORT, Run, Workload, run_mode, settle
-from rose.bench.stats import attainment, median_and_spread, percentiles
+from rose.bench.stats import Sample, attainment, median_and_spread, p99_ratio, percentiles
 from rose.cluster import api
 from rose.cluster.config import ConfigError, NodeConfig, parse
 from rose.cluster.node import Node
@@ -213,16 +213,18 @@ async def _scenario(
 
 def slo_from(calibration: Run) -> Slo:
     """The promises of a scenario: `SLO_FACTOR` x the P99 of serving alone."""
-    ttft = percentiles([s.ttft_s for s in calibration.samples if s.ttft_s is not None])
-    tpot = percentiles([s.tpot_s for s in calibration.samples if s.tpot_s is not None])
+    ttft = percentiles(s.ttft_s for s in calibration.undisturbed)
+    tpot = percentiles(s.tpot_s for s in calibration.undisturbed)
     if ttft is None or tpot is None:
-        raise RuntimeError("serving alone answered no request; see its log")
+        raise RuntimeError(
+            "serving alone answered no request while this machine had its CPU time; see its log"
+        )
     return Slo(SLO_FACTOR * ttft.p99, SLO_FACTOR * tpot.p99)
 
 
 def _line(run: Run, slo: Slo) -> str:
-    ttft = percentiles([s.ttft_s for s in run.samples if s.ttft_s is not None])
-    tpot = percentiles([s.tpot_s for s in run.samples if s.tpot_s is not None])
+    ttft = percentiles(s.ttft_s for s in run.undisturbed)
+    tpot = percentiles(s.tpot_s for s in run.undisturbed)
     parts = [f"{run.mode:<14}"]
     if ttft and tpot:
         share = attainment(run.samples, slo)
@@ -239,14 +241,21 @@ def _line(run: Run, slo: Slo) -> str:
 def _summary(runs: dict[str, list[Run]], slo: Slo, workload: Workload) -> dict[str, Any]:
     idle = 1.0 - _mean([r.serving_cpu for r in runs["serving_alone"]])
     dedicated = _mean([r.rollout_tokens / r.seconds for r in runs["rollout_alone"]])
+    alone = [sample for one in runs["serving_alone"] for sample in one.undisturbed]
     modes: dict[str, Any] = {}
     for name, repeats in runs.items():
         samples = [sample for one in repeats for sample in one.samples]
+        calm = [sample for one in repeats for sample in one.undisturbed]
         speeds = [r.rollout_tokens / r.seconds for r in repeats]
         modes[name] = {
             "requests": len(samples),
-            "ttft_s": _shown([s.ttft_s for s in samples if s.ttft_s is not None]),
-            "tpot_s": _shown([s.tpot_s for s in samples if s.tpot_s is not None]),
+            "disturbed": len(samples) - len(calm),
+            "ttft_s": _shown(_ttft(calm)),
+            "tpot_s": _shown(_tpot(calm)),
+            "ttft_all_s": _shown(_ttft(samples)),
+            "tpot_all_s": _shown(_tpot(samples)),
+            "ttft_p99_vs_alone": _against(_ttft(calm), _ttft(alone)),
+            "tpot_p99_vs_alone": _against(_tpot(calm), _tpot(alone)),
             "slo_attainment": attainment(samples, slo),
             "rollout_tok_s": asdict(median_and_spread(speeds)),
             "harvest_efficiency": _mean(speeds) / (dedicated * idle),
@@ -267,9 +276,21 @@ def _summary(runs: dict[str, list[Run]], slo: Slo, workload: Workload) -> dict[s
     }
 
 
+def _ttft(samples: list[Sample]) -> list[float]:
+    return [sample.ttft_s for sample in samples if sample.ttft_s is not None]
+
+
+def _tpot(samples: list[Sample]) -> list[float]:
+    return [sample.tpot_s for sample in samples if sample.tpot_s is not None]
+
+
 def _shown(values: list[float]) -> dict[str, Any] | None:
     found = percentiles(values)
     return asdict(found) if found else None
+
+
+def _against(ours: list[float], alone: list[float]) -> dict[str, Any] | None:
+    return asdict(p99_ratio(ours, alone)) if ours and alone else None
 
 
 def _mean(values: list[float]) -> float:
@@ -281,16 +302,10 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
     scenarios = {name: part for name, part in found.items() if "modes" in part}
     ratios: dict[str, Any] = {}
 
-    def p99(part: dict[str, Any], mode: str, what: str) -> float:
-        value = part["modes"][mode][what]
-        return float(value["p99"]) if value else float("inf")
-
     def against_alone(mode: str, what: str) -> float:
-        return max(
-            p99(part, mode, f"{what}_s") / p99(part, "serving_alone", f"{what}_s")
-            for part in scenarios.values()
-            if mode in part["modes"]
-        )
+        found = [part["modes"][mode][f"{what}_p99_vs_alone"] for part in scenarios.values()
+                 if mode in part["modes"]]  # fmt: skip
+        return max(one["value"] if one else float("inf") for one in found)
 
     def worst(mode: str, what: str) -> float:
         return float(min(p["modes"][mode][what] for p in scenarios.values() if mode in p["modes"]))

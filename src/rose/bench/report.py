@@ -80,6 +80,7 @@ def _scenario(name: str, part: dict[str, Any], console: Console) -> None:
         "requests",
         "TTFT p50/p99 ms",
         "TPOT p50/p99 ms",
+        "p99 vs alone",
         "SLO met",
         "rollout tok/s",
         "harvest",
@@ -93,14 +94,21 @@ def _scenario(name: str, part: dict[str, Any], console: Console) -> None:
             str(row["requests"]) if served else "-",
             _pair(row["ttft_s"]),
             _pair(row["tpot_s"]),
+            _against(row["ttft_p99_vs_alone"]) + " / " + _against(row["tpot_p99_vs_alone"]),
             f"{row['slo_attainment']:.2%}" if served else "-",
             f"{row['rollout_tok_s']['median']:.1f}" if rolled else "-",
             f"{row['harvest_efficiency']:.2f}" if rolled and served else "-",
         )
     console.print(shown)
+    if disturbed := sum(row["disturbed"] for row in part["modes"].values()):
+        console.print(f"  latencies without {disturbed} requests while the host took CPU time away")
     few = [m for m, row in part["modes"].items() if row["ttft_s"] and row["requests"] < 100]
     if few:
         console.print(f"  fewer than 100 requests in {', '.join(few)}: their p99 is the worst one")
+
+
+def _against(found: dict[str, Any] | None) -> str:
+    return f"{found['value']:.2f} ({found['low']:.2f}-{found['high']:.2f})" if found else "-"
 
 
 def _pair(found: dict[str, Any] | None) -> str:

@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 
+import numpy as np
+
 from rose.executor.slo import Slo
 
 P99_SAMPLES = 100
 """Below this many samples a p99 is simply the worst one, and the summary says so."""
+
+RESAMPLED = 2000
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,15 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Ratio:
+    """A ratio, and the range in which nine of ten of its kind lie."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Spread:
     """Median of repeats with the lowest and highest of them."""
 
@@ -146,6 +159,23 @@ def median_and_spread(values: Sequence[float]) -> Spread:
     half = len(ordered) // 2
     median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
     return Spread(median, ordered[0], ordered[-1], len(ordered))
+
+
+def p99_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    """P99 over P99, and where nine of ten such ratios would be if other requests had come.
+
+    By resampling both: a P99 of a few hundred requests rests on two or three of them.
+    """
+    rng = np.random.default_rng(0)
+
+    def resampled(values: Sequence[float]) -> np.ndarray:
+        drawn = rng.choice(np.asarray(values), (RESAMPLED, len(values)))
+        p99: np.ndarray = np.quantile(drawn, 0.99, axis=1, method="inverted_cdf")
+        return p99
+
+    low, high = np.quantile(resampled(ours) / resampled(theirs), (0.05, 0.95))
+    ratio = percentile(sorted(ours), 0.99) / percentile(sorted(theirs), 0.99)
+    return Ratio(ratio, float(low), float(high))
 
 
 def summarise(
