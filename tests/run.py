@@ -1,4 +1,4 @@
-"""All tests in two processes: those with engines, which mostly wait, and beside them all others.
+"""All tests in two processes: those that share a real node, and beside them all others.
 
 Ctrl-C reaches both, and each cleans up after itself before this ends.
 """

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+from tests.scheduler.conftest import Process
 
 from rose import models
 from rose.bench import rollouts
 from rose.bench.arrivals import Fixed
 from rose.bench.load import Refused, open_session, stream_completion
+from rose.net import free_ports
 
 NEAR_TIE = 1e-4
 """Logits this close are a tie between two correct float32 implementations."""
@@ -247,3 +250,19 @@ def start_rollouts(judge: Judge) -> Iterator[Callable[..., Rollouts]]:
     yield start
     for one in started:
         one.abandon()
+
+
+def start_door(node: Any, folder: Path, *options: str) -> Process:
+    (port,) = free_ports(1)
+    words = ["--engine", node.rollout_url, "--listen", f"127.0.0.1:{port}"]
+    words += ["--ledger", str(folder / "ledger.sqlite"), *options]
+    made = Process(port, folder / "scheduler.log", "-m", "rose.cli", "scheduler", *words)
+    made.await_health()
+    return made
+
+
+@pytest.fixture
+def door(active_node: Any, tmp_path: Path) -> Iterator[Process]:
+    made = start_door(active_node, tmp_path)
+    yield made
+    made.end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,16 @@ import openai
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.engines.conftest import start_door
 from tests.scheduler.conftest import Process, call, until
 
 from rose import models
-from rose.net import free_ports
 from rose.scheduler import engine_client
 from rose.transfer import Publisher
 from rose.transfer.store.files import FileStore
 from rose.transfer.store.server import Server
 
 PROMPT = [9, 8, 7, 6, 5]
-
-
-def start_door(node: Any, folder: Path, *options: str) -> Process:
-    (port,) = free_ports(1)
-    words = ["--engine", node.rollout_url, "--listen", f"127.0.0.1:{port}"]
-    words += ["--ledger", str(folder / "ledger.sqlite"), *options]
-    made = Process(port, folder / "scheduler.log", "-m", "rose.cli", "scheduler", *words)
-    made.await_health()
-    return made
-
-
-@pytest.fixture
-def door(active_node: Any, tmp_path: Path) -> Iterator[Process]:
-    made = start_door(active_node, tmp_path)
-    yield made
-    made.end()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real node reports to a real scheduler: lent to it, taken back, lent again."""
+"""A real node reports to a real scheduler: lent to it, taken back, lent again, killed."""
 
 from __future__ import annotations
 
@@ -17,41 +17,56 @@ from tests.scheduler.conftest import Process, call, until
 from rose.net import free_ports
 
 
-@pytest.fixture
-def door(tmp_path: Path) -> Iterator[Process]:
-    (port,) = free_ports(1)
-    words = ["--listen", f"127.0.0.1:{port}", "--ledger", str(tmp_path / "ledger.sqlite")]
-    made = Process(port, tmp_path / "scheduler.log", "-m", "rose.cli", "scheduler", *words)
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    (port,), folder = free_ports(1), tmp_path_factory.mktemp("door")
+    words = ["--listen", f"127.0.0.1:{port}", "--ledger", str(folder / "ledger.sqlite")]
+    made = Process(port, folder / "scheduler.log", "-m", "rose.cli", "scheduler", *words)
     made.await_health()
     yield made
     made.end()
 
 
-@pytest.fixture
-def node(door: Process, tmp_path: Path, rose_home: Path) -> Iterator[str]:
-    """A dedicated device that reports."""
-    (port,) = free_ports(1)
-    config = tmp_path / "node.toml"
-    config.write_text(
-        f"""
+class Device:
+    """A dedicated one that reports."""
+
+    def __init__(self, folder: Path, scheduler: str) -> None:
+        (port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        self._folder = folder
+        (folder / "node.toml").write_text(
+            f"""
 device = "cpu:0"
 kv_gb = 0.05
 page = "/dev/shm/rose-reporting-{uuid.uuid4().hex}"
 port = {port}
-scheduler = "{door.url}"
-log_dir = "{tmp_path}"
+scheduler = "{scheduler}"
+log_dir = "{folder}"
 
 [rollout]
 model = "tiny-b"
 """
-    )
-    with (tmp_path / "node.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rose.cli", "node", str(config)], stdout=log, stderr=log
         )
-    yield f"http://127.0.0.1:{port}"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+        self.start()
+
+    def start(self) -> None:
+        words = [sys.executable, "-m", "rose.cli", "node", str(self._folder / "node.toml")]
+        with (self._folder / "node.log").open("ab") as log:
+            self.process = subprocess.Popen(words, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def device(
+    door: Process, tmp_path_factory: pytest.TempPathFactory, rose_home: Path
+) -> Iterator[Device]:
+    made = Device(tmp_path_factory.mktemp("device"), door.url)
+    yield made
+    made.process.send_signal(signal.SIGTERM)
+    assert made.process.wait(60) == 0
 
 
 def lease(door: Process) -> str | None:
@@ -65,16 +80,29 @@ def generate(door: Process) -> tuple[int, Any]:
     return call(f"{door.url}/inference/v1/generate", body)
 
 
-def test_a_device_is_lent_taken_back_and_lent_again(door: Process, node: str) -> None:
+def test_a_device_is_lent_taken_back_and_lent_again(door: Process, device: Device) -> None:
     with ThreadPoolExecutor(1) as pool:
         status, first = pool.submit(generate, door).result()  # before there is any engine
         assert (status, len(first["choices"][0]["token_ids"])) == (200, 8)
         assert lease(door) == "active"
-        assert call(f"{node}/revoke", b"")[0] == 200
+        assert call(f"{device.url}/revoke", b"")[0] == 200
         until(lambda: lease(door) == "taken back")
         waiting = pool.submit(generate, door)
-        assert call(f"{node}/status")[1]["state"] == "dormant"
+        assert call(f"{device.url}/status")[1]["state"] == "dormant"
         assert not waiting.done()
-        assert call(f"{node}/activate", b"")[0] == 200
+        assert call(f"{device.url}/activate", b"")[0] == 200
+        status, again = waiting.result()
+    assert (status, again["choices"][0]["token_ids"]) == (200, first["choices"][0]["token_ids"])
+
+
+def test_a_turn_outlives_the_node_of_its_device(door: Process, device: Device) -> None:
+    status, first = generate(door)
+    assert status == 200
+    device.kill()
+    until(lambda: lease(door) is None)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(generate, door)
+        until(lambda: call(f"{door.url}/rose/v1/status")[1]["jobs"]["default"]["waiting"] == 1)
+        device.start()
         status, again = waiting.result()
     assert (status, again["choices"][0]["token_ids"]) == (200, first["choices"][0]["token_ids"])

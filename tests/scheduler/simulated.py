@@ -1,10 +1,12 @@
 """A whole cluster in one thread: clock, network and randomness come from a seed.
 
-The scheduler's core and records are the real ones; engines, network, clients and the ledger's disk
-are simulated. Engines say what an emulated one does, token for token, so every answer can be
-checked. Faults: engines that are revoked, crash, hang, change versions, come late; connections that
-break, slow ones, chunks of attempts that were given up; clients that ask twice or leave; a
-scheduler that dies and finds what its ledger had, which is a moment old.
+The scheduler's core, its leases and its records are the real ones; engines, their nodes, network,
+clients and the ledger's disk are simulated. Engines say what an emulated one does, token for token,
+so every answer can be checked. Faults: engines that are revoked, crash, hang, change versions, come
+late, are taken back; connections that break, slow ones, chunks of attempts that were given up;
+requests, words of nodes and orders to them that are lost, late, or come twice; engines that cannot
+be reached for a while though they work; clients that ask twice or leave; a scheduler that dies and
+finds what its ledger had, which is a moment old.
 """
 
 from __future__ import annotations
@@ -20,22 +22,33 @@ from dataclasses import dataclass, field
 from rose.bench.emulated import answer_to
 from rose.scheduler.core import Full, Job, Rules, Scheduler, Start, Stop
 from rose.scheduler.fleet import Engine
+from rose.scheduler.lease import Order, Word
 from rose.scheduler.ledger import Record, record, turn_of
+from rose.scheduler.nodes import Nodes
 from rose.scheduler.turn import Ask, Chunk, Cut, Span, State, Turn
 
 CALM_AFTER_S = 60.0
 """No faults from here on: everything must end."""
 PATIENCE_S = 2_000.0
+LOST, TWICE = 0.05, 0.05
+"""Of messages, each on its own."""
+CONNECT_S = 5.0
+"""After which who cannot be reached is given up."""
 
 
 @dataclass
 class SimEngine:
     id: str
+    lent: bool = False
+    """Its node reports, and the scheduler says whether it is to be active."""
+    active: bool = True
     alive: bool = True
     revoked: bool = False
     stuck: bool = False
     version: int = 0
     token_s: float = 0.05
+    reached: float = 0.0
+    """From when on it can be reached."""
     going: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     """Attempts that it works on."""
 
@@ -46,9 +59,12 @@ class World:
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = itertools.count()
+        fixed, lent = self.random.randint(0, 2), self.random.randint(1, 3)
         self.engines = {
-            f"e{i}": SimEngine(f"e{i}", token_s=self.random.uniform(0.02, 0.2))
-            for i in range(self.random.randint(2, 5))
+            f"e{i}": SimEngine(
+                f"e{i}", i >= fixed, i < fixed, token_s=self.random.uniform(0.02, 0.2)
+            )
+            for i in range(fixed + lent)
         }
         self.up = True
         """The scheduler's process."""
@@ -97,7 +113,11 @@ class World:
         core = Scheduler(rules)
         core.jobs = {"a": Job("a"), "b": Job("b", share=2.0)}
         for engine in self.engines.values():
-            core.join(Engine(engine.id, "", capacity=4000, version=str(engine.version)), self.now)
+            if not engine.lent:
+                core.join(
+                    Engine(engine.id, "", capacity=4000, version=str(engine.version)), self.now
+                )
+        self.nodes = Nodes(core, most_borrowed=len(self.engines))
         return core
 
     def keep(self, turn: Turn) -> None:
@@ -122,7 +142,8 @@ class World:
                     engine = self.engines[action.engine.id]
                     key = (action.turn.ask.id, action.attempt)
                     self.stopped.add(key)
-                    self.at(self.delay(), lambda e=engine, k=key: e.going.pop(k, None))
+                    wait = max(0.0, engine.reached - self.now)
+                    self.at(wait + self.delay(), lambda e=engine, k=key: e.going.pop(k, None))
 
     def die(self) -> None:
         if not self.up:
@@ -151,8 +172,11 @@ class World:
     # ---- clients
 
     def ask(self, ask: Ask) -> None:
-        """Ask, or ask again with the same id."""
+        """Ask, or ask again with the same id, also because the question was lost."""
         self.asks[ask.id] = ask
+        if self.is_lost():
+            self.at(1.0, lambda: self.ask(ask))
+            return
         if not self.up or self.results[ask.id] or ask.id in self.left:
             return
         self.listening.add(ask.id)
@@ -208,10 +232,12 @@ class World:
         def begin() -> None:
             if key in self.stopped:  # a connection that is closed before anything was asked
                 return
-            if not engine.alive:
-                self.hear(turn, key, life, None, Cut.LOST)
-            elif engine.revoked:
-                self.hear(turn, key, life, Chunk([], finish="abort", stop="rose:dormant"))
+            if self.now < engine.reached:
+                self.at(CONNECT_S, lambda: self.cut(turn, key, life))
+            elif not engine.alive:
+                self.hear(engine, turn, key, life, None, Cut.LOST)
+            elif engine.revoked or not engine.active:
+                self.hear(engine, turn, key, life, Chunk([], finish="abort", stop="rose:dormant"))
             else:
                 engine.going[key] = tokens
                 self.at(engine.token_s, lambda: self.step(engine, turn, key, life, 0, finish))
@@ -226,24 +252,24 @@ class World:
             return
         if not engine.alive:
             engine.going.pop(key)
-            self.hear(turn, key, life, None, Cut.LOST)
+            self.hear(engine, turn, key, life, None, Cut.LOST)
             return
         if engine.stuck:
             self.at(0.1, lambda: self.step(engine, turn, key, life, at, finish))
             return
         if engine.revoked:
             engine.going.pop(key)
-            self.hear(turn, key, life, Chunk([], finish="abort", stop="rose:revoked"))
+            self.hear(engine, turn, key, life, Chunk([], finish="abort", stop="rose:revoked"))
             return
         tokens = engine.going[key]
         last = at == len(tokens) - 1
         if self.now < CALM_AFTER_S and self.random.random() < 0.002:
             engine.going.pop(key)  # the connection breaks, perhaps after the engine said all
-            self.hear(turn, key, life, None, Cut.LOST)
+            self.hear(engine, turn, key, life, None, Cut.LOST)
             return
         spans = [Span(0, str(engine.version))] if last else None
         chunk = Chunk([tokens[at]], [-0.1], finish if last else None, spans=spans)
-        self.hear(turn, key, life, chunk)
+        self.hear(engine, turn, key, life, chunk)
         if last:
             engine.going.pop(key)
         else:
@@ -251,15 +277,18 @@ class World:
 
     def hear(
         self,
+        engine: SimEngine,
         turn: Turn,
         key: tuple[str, int],
         life: int,
         chunk: Chunk | None,
         why: Cut = Cut.LOST,
     ) -> None:
-        """A stream is in order: what is sent later arrives later."""
+        """A stream is in order: what is sent later arrives later, also from who cannot be reached
+        now."""
         stream = (key, life)
-        due = max(self.now + self.delay(), self.arrives.get(stream, 0.0) + 1e-6)
+        sent = max(self.now, engine.reached)
+        due = max(sent + self.delay(), self.arrives.get(stream, 0.0) + 1e-6)
         self.arrives[stream] = due
 
         def arrive() -> None:
@@ -281,6 +310,51 @@ class World:
         self.at(due - self.now, arrive)
 
     arrives: dict[object, float]
+
+    def cut(self, turn: Turn, key: tuple[str, int], life: int) -> None:
+        if self.life == life and self.up:
+            self.core.cut(turn, key[1], Cut.LOST, self.now)
+            self.kick()
+
+    # ---- nodes
+
+    def is_lost(self) -> bool:
+        return self.now < CALM_AFTER_S and self.random.random() < LOST
+
+    def transmit(self, engine: SimEngine, act: Callable[[], None]) -> None:
+        """A message from or to a node: lost, late, or more than once."""
+        if self.is_lost() or self.now < engine.reached:
+            return
+        again = self.now < CALM_AFTER_S and self.random.random() < TWICE
+        for _ in range(1 + again):
+            slow = self.random.uniform(0.0, 3.0) if self.random.random() < TWICE else 0.0
+            self.at(self.delay() + slow, act)
+
+    def report(self, engine: SimEngine) -> None:
+        """A node's word, about once a second."""
+        self.at(self.random.uniform(0.8, 1.2), lambda: self.report(engine))
+        if not engine.alive:
+            return
+        active, offered = engine.active and not engine.revoked, not engine.revoked
+
+        def arrive() -> None:
+            if self.up:
+                word = Word(self.now, active, offered, self.random.random(), 1.0)
+                _, order = self.nodes.heard(engine.id, "", dedicated=False, word=word)
+                self.core.engines[engine.id].version = str(engine.version)
+                if order is not None:
+                    self.transmit(engine, lambda: self.obey(engine, order))
+                self.kick()
+
+        self.transmit(engine, arrive)
+
+    def obey(self, engine: SimEngine, order: Order) -> None:
+        if not engine.alive:
+            return
+        if order == Order.ACTIVATE:
+            self.at(0.5, lambda: setattr(engine, "active", engine.alive))
+        else:
+            engine.active = False  # what it has it ends
 
     # ---- what happens
 
@@ -305,9 +379,14 @@ class World:
                 self.at(came + rng.uniform(0.0, 5.0), lambda i=ask.id: self.leave(i))
         for _ in range(rng.randint(0, 12)):
             self.at(rng.uniform(0.0, CALM_AFTER_S - 10.0), self.fault)
+        for engine in self.engines.values():
+            if engine.lent:
+                self.at(rng.uniform(0.0, 3.0), lambda e=engine: self.report(e))
         self.tick()
 
     def tick(self) -> None:
+        if self.up:
+            self.nodes.decide(self.now)
         self.kick()
         self.find_leaks()
         if self.now < PATIENCE_S:
@@ -315,7 +394,12 @@ class World:
 
     def find_leaks(self) -> None:
         """Engines must not work for long on what nobody waits for."""
-        going = {key for engine in self.engines.values() for key in engine.going}
+        going = {
+            key
+            for engine in self.engines.values()
+            if self.now >= engine.reached
+            for key in engine.going
+        }
         current = {(id_, turn.attempt) for id_, turn in self.core.turns.items() if turn.engine}
         self.leaking = {key: self.leaking.get(key, self.now) for key in going - current}
         for key, since in self.leaking.items():
@@ -324,13 +408,17 @@ class World:
 
     def fault(self) -> None:
         engine = self.random.choice(list(self.engines.values()))
-        kind = self.random.choice(["crash", "revoke", "hang", "version", "scheduler", "slow"])
+        kind = self.random.choice(
+            ["crash", "revoke", "hang", "version", "scheduler", "slow", "partition"]
+        )
         self.cuts[kind] += 1
         span = self.random.uniform(0.5, 9.0)
         match kind:
             case "crash":
-                engine.alive = False
+                engine.alive, engine.active = False, not engine.lent
                 self.at(span, lambda: setattr(engine, "alive", True))
+            case "partition":
+                engine.reached = self.now + 2 * span
             case "revoke":
                 engine.revoked = True
                 self.at(span, lambda: setattr(engine, "revoked", False))
@@ -340,7 +428,7 @@ class World:
                     self.at(span, lambda: setattr(engine, "stuck", False))
             case "version":
                 engine.version += 1
-                if self.up:
+                if self.up and engine.id in self.core.engines:
                     self.core.engines[engine.id].version = str(engine.version)
             case "scheduler":
                 self.die()

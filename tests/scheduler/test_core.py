@@ -106,6 +106,28 @@ def test_a_jobs_limits() -> None:
     assert len(starts(core)) == 1
 
 
+def test_a_job_uses_no_more_borrowed_devices_than_it_may() -> None:
+    core = scheduler("own", a=Job("a", max_borrowed=1), b=Job("b"))
+    for id_ in ("x", "y", "z"):
+        core.join(Engine(id_, "", borrowed=True, version="0"), 0.0)
+    for number in range(40):
+        core.submit(ask(number, "ab"[number % 2]), 0.0)
+    starts(core)
+    used = {
+        job: {t.engine for t in core.turns.values() if t.ask.job == job and t.engine != "own"}
+        for job in "ab"
+    }
+    assert len(used["a"]) == 1 < len(used["b"])
+
+
+def test_samples_of_a_long_prompt_stay_together_and_those_of_a_short_one_do_not() -> None:
+    for tokens, wanted in ((6000, 1), (3, 4)):
+        core = scheduler("e", "f", "g", "h")
+        for sample in range(8):
+            core.submit(ask(sample, prompt=list(range(tokens)), group="one"), 0.0)
+        assert len({engine for _, engine in starts(core)}) == wanted
+
+
 def test_a_turn_that_is_cancelled_is_stopped_where_it_is() -> None:
     core = scheduler("e")
     turn = core.submit(ask(1), 0.0)

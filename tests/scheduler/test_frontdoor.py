@@ -36,7 +36,9 @@ def test_tokens_log_probs_and_versions(cluster: Cluster) -> None:
     status, answer = cluster.generate(PROMPT, 20, return_token_ids=True)
     (choice,) = answer["choices"]
     assert (status, choice["token_ids"]) == (200, expected(PROMPT, 20))
-    assert [entry["token_id"] for entry in choice["logprobs"]["content"]] == choice["token_ids"]
+    content = choice["logprobs"]["content"]
+    assert [entry["token_id"] for entry in content] == choice["token_ids"]
+    assert [entry["token"] for entry in content] == [f"token_id:{t}" for t in choice["token_ids"]]
     assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": 20}]
     assert (choice["finish_reason"], answer["prompt_token_ids"]) == ("length", PROMPT)
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 20, "total_tokens": 24}

@@ -14,9 +14,13 @@ def test_a_name_is_enough() -> None:
 
 
 def test_all_of_it() -> None:
-    spec = parse("math,share=2.5,most_running=64,max_staleness=1,per_version=256,weights=tcp://h:1")
+    spec = parse(
+        "math,share=2.5,most_running=64,max_borrowed=3,max_staleness=1,per_version=256,"
+        "weights=tcp://h:1"
+    )
     job = spec.job
-    assert (job.share, job.most_running, job.max_staleness, job.per_version) == (2.5, 64, 1, 256)
+    assert (job.share, job.most_running, job.max_borrowed) == (2.5, 64, 3)
+    assert (job.max_staleness, job.per_version) == (1, 256)
     assert spec.source is not None
     assert spec.source[:2] == ("tcp://h:1", "math")
     assert spec.source.folder.endswith("rose-weights/math")
@@ -32,6 +36,7 @@ def test_all_of_it() -> None:
         ("a,share=many", "share"),
         ("a,share=1,share=2", "twice"),
         ("a,most_running=0", "most_running"),
+        ("a,max_borrowed=-1", "max_borrowed"),
         ("a,max_staleness=-1", "max_staleness"),
         ("a,per_version=0", "per_version"),
         ("a,shares=1", "shares"),

@@ -49,10 +49,11 @@ def test_an_engine_that_hangs_keeps_nobody_from_their_updates(
         port = server.sockets[0].getsockname()[1]
         engine, lock = Engine("e", f"http://127.0.0.1:{port}"), asyncio.Lock()
         core.join(engine, 0.0)
+        core.jobs["a"].lead(1)
         async with aiohttp.ClientSession() as session, asyncio.timeout(20):
             leader = Leader(core, lock)
             leading = leader._lead(
-                client.EngineClient(session, engine.url), engine, Source("", "", ""), 1
+                client.EngineClient(session, engine.url), engine, Source("", "", ""), core.jobs["a"]
             )
             await leading
         assert not lock.locked()
@@ -84,3 +85,45 @@ def test_a_store_is_opened_once_however_often_it_is_asked(
 
     asyncio.run(go())
     assert len(opened) == 1
+
+
+def test_no_engine_is_led_while_a_trainer_updates_it(
+    core: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer's update is several calls; what is led in between would end up half of each."""
+    committed: list[int] = []
+
+    async def staged(*_: Any, **__: Any) -> int:
+        return 1
+
+    async def commit(_: Any, version: int) -> client.Updated:
+        committed.append(version)
+        return client.Updated(version, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(client.EngineClient, "ranks", staged)
+    monkeypatch.setattr(client.EngineClient, "staged", staged)
+    monkeypatch.setattr(client.EngineClient, "commit", commit)
+
+    async def go() -> None:
+        engine, lock = Engine("e", "http://127.0.0.1:9"), asyncio.Lock()
+        core.join(engine, 0.0)
+        core.jobs["a"].lead(1)
+        async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+            leader = Leader(core, lock)
+
+            async def lead() -> None:
+                found = client.EngineClient(session, engine.url)
+                await leader._lead(found, engine, Source("", "", ""), core.jobs["a"])
+
+            await lock.acquire()  # the trainer's first call
+            leading = asyncio.create_task(lead())
+            await asyncio.sleep(0)
+            leader.hold("a")
+            lock.release()
+            await leading
+            assert (committed, engine.version) == ([], "")
+            leader.release("a")
+            await lead()
+            assert (committed, engine.version) == ([1], "1")
+
+    asyncio.run(go())

@@ -59,8 +59,8 @@ def scheduler(
     job: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME[,share=S][,most_running=N][,max_staleness=V][,per_version=N][,weights=URL]; "
-            "all but the first are at /jobs/NAME/."
+            help="NAME[,share=S][,most_running=N][,max_borrowed=N][,max_staleness=V]"
+            "[,per_version=N][,weights=URL]; all but the first are at /jobs/NAME/."
         ),
     ] = None,
     listen: Annotated[

@@ -56,6 +56,8 @@ class Job:
     name: str
     share: float = 1.0
     most_running: int = 1 << 30
+    max_borrowed: int = 1 << 30
+    """Devices that it may use at once beside dedicated ones."""
     max_staleness: int | None = None
     """Versions that an engine may be behind; None: any, once it had the current one."""
     per_version: int | None = None
@@ -251,8 +253,7 @@ class Scheduler:
             return
         self._stalls_at = now + LOOK_FOR_STALLS_S
         for engine in self.engines.values():
-            late = (t for t in engine.turns.values() if engine.silent(t, now) > self.rules.stall_s)
-            if next(late, None) is not None and self._others(engine, now):
+            if engine.stalls(now, self.rules.stall_s) and self._others(engine, now):
                 self.clear(engine, Cut.STALLED, now)
 
     def _others(self, engine: Engine, now: float) -> bool:
@@ -271,7 +272,7 @@ class Scheduler:
         return None
 
     def _first(self, job: Job, now: float) -> Start | None:
-        usable = [e for e in self.engines.values() if job.may_use(e)]
+        usable = self._usable(job)
         if not any(e.standing(now) == Standing.READY for e in usable):
             return None
         missed: list[tuple[float, int, str]] = []
@@ -286,6 +287,16 @@ class Scheduler:
         for entry in missed:
             heapq.heappush(job.queue, entry)
         return found
+
+    def _usable(self, job: Job) -> list[Engine]:
+        usable = [engine for engine in self.engines.values() if job.may_use(engine)]
+        borrowed = [engine for engine in usable if engine.borrowed]
+        if len(borrowed) <= job.max_borrowed:
+            return usable
+        used = [engine for engine in borrowed if engine.has(job.name)]
+        if len(used) < job.max_borrowed:
+            return usable
+        return [engine for engine in usable if not engine.borrowed or engine in used]
 
     def _place(self, turn: Turn, job: Job, usable: list[Engine], now: float) -> Start | None:
         ask = turn.ask

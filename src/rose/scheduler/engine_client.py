@@ -19,7 +19,7 @@ DATA, END = b"data: ", b"data: [DONE]"
 
 
 class _Logprobs(msgspec.Struct):
-    content: list[Any] | None = None
+    content: list[dict[str, Any]] | None = None
 
 
 class _Span(msgspec.Struct):
@@ -141,6 +141,16 @@ def _message(text: str) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
+def _name_token(entry: dict[str, Any]) -> None:
+    """vLLM 0.32 says `token_id`, releases before it `token`, which clients still look for: both."""
+    if "token" not in entry:
+        entry["token"] = f"token_id:{entry['token_id']}"
+    elif "token_id" not in entry:
+        entry["token_id"] = int(entry["token"].removeprefix("token_id:"))
+    for other in entry.get("top_logprobs") or ():
+        _name_token(other)
+
+
 def _chunk(data: bytes) -> Chunk | None:
     try:
         event = _decode(memoryview(data)[len(DATA) :])
@@ -155,6 +165,8 @@ def _chunk(data: bytes) -> Chunk | None:
         return None if cached is None else Chunk([], cached=cached)
     choice = event.choices[0]
     logprobs = choice.logprobs.content if choice.logprobs is not None else None
+    for entry in logprobs or ():
+        _name_token(entry)
     spans = None
     if choice.weight_versions:
         spans = [Span(one.start, str(one.version)) for one in choice.weight_versions]

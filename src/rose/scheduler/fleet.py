@@ -121,6 +121,14 @@ class Engine:
         computing = self.prefill_left * self.speed.prefill_s
         return now - due - computing - self.speed.token_s(len(self.turns))
 
+    def has(self, job: str) -> bool:
+        """A turn of the job."""
+        return any(turn.ask.job == job for turn in self.turns.values())
+
+    def stalls(self, now: float, stall_s: float) -> bool:
+        """It has been silent about a turn for longer than that."""
+        return any(self.silent(turn, now) > stall_s for turn in self.turns.values())
+
     def _cuts_per_s(self, now: float) -> float:
         recent = sum(1 for at in self._cuts if now - at < CUT_MEMORY_S)
         return recent / max(60.0, min(CUT_MEMORY_S, now - self.joined)) if recent else 0.0

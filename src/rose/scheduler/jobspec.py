@@ -17,6 +17,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share: float = 1.0
     """Of the fleet, against other jobs that want it too."""
     most_running: int = 1 << 30
+    max_borrowed: int = 1 << 30
     max_staleness: int | None = None
     per_version: int | None = None
     weights: str = ""
@@ -27,12 +28,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
             raise ValueError(f"{self.name!r} cannot be a job's name")
-        for name, least in (("share", 0.01), ("most_running", 1), ("max_staleness", 0)):
+        for name, least in (("share", 0.01), ("most_running", 1), ("max_borrowed", 0),
+                            ("max_staleness", 0), ("per_version", 1)):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise ValueError(f"{name} is {value}, less than {least:g}")
-        if self.per_version is not None and self.per_version < 1:
-            raise ValueError(f"per_version is {self.per_version}, less than 1")
 
     @property
     def job(self) -> Job:
@@ -40,6 +40,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.name,
             self.share,
             self.most_running,
+            self.max_borrowed,
             self.max_staleness,
             self.per_version,
         )

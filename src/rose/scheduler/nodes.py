@@ -58,18 +58,18 @@ class Nodes:
         """Forget who is lost, and how many to hold."""
         for id_ in [n.id for n in self.known.values() if lease.lost(n.word, now)]:
             self.forget(id_, now)
-        left = [
-            (turn.state, self._core.expect(turn))
-            for turn in self._core.turns.values()
-            if not turn.over
-        ]
+        left = [turn for turn in self._core.turns.values() if not turn.over]
+        stall_s = self._core.rules.stall_s
+        stuck = {e.id for e in self._core.engines.values() if e.stalls(now, stall_s)}
+        jobs = {turn.ask.job for turn in left}
         demand = Demand(
-            tokens=sum(tokens for _, tokens in left),
-            waiting=sum(state == State.QUEUED for state, _ in left),
-            most=self._most,
+            tokens=sum(map(self._core.expect, left)),
+            waiting=sum(turn.state == State.QUEUED or turn.engine in stuck for turn in left),
+            most=min(self._most, sum(self._core.jobs[job].max_borrowed for job in jobs)),
             changed=self._changed,
         )
-        wanted = provisioner.borrow(demand, [self._device(n) for n in self.known.values()], now)
+        devices = [self._device(node, stuck) for node in self.known.values()]
+        wanted = provisioner.borrow(demand, devices, now)
         if wanted != self._wanted:
             self._changed = now
             self._wanted = wanted
@@ -79,9 +79,9 @@ class Nodes:
             self._wanted.discard(id_)
             self._core.leave(id_, now)
 
-    def _device(self, node: Node) -> Device:
+    def _device(self, node: Node, stuck: set[str]) -> Device:
         speed = self._core.engines[node.id].speed
-        makes = TYPICAL_TURNS / speed.token_s(TYPICAL_TURNS)
+        makes = 0.0 if node.id in stuck else TYPICAL_TURNS / speed.token_s(TYPICAL_TURNS)
         held = node.dedicated or node.id in self._wanted
         if not held:
             makes *= 1.0 - node.word.load  # what was measured was when it was held

@@ -1,13 +1,15 @@
 """Where does a turn go? Pure functions of the turn, the engines and what each has cached.
 
-`cost`, the default, takes the engine where the turn is expected to end first:
+`cost`, the default, takes the engine where the turn is expected to end first, at a price for work
+that another engine would not have to do:
 
-    wait for those ahead  +  prefill of what is not cached  +  decoding  +  risk
+    wait for those ahead  +  prefill of what is not cached  +  decoding  +  risk  +  price
 
 all at the engine's measured speed with one more turn, which has in it what serving takes. The risk
 of a borrowed engine is the chance that it is taken back before the end, times what has to be done
 again: queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is prefill
-that is not paid. An engine that falls behind is not chosen, however much it has cached, so nothing
+that is not paid, and samples of one prompt stay together as long as waiting for the first one's
+prefill is not much longer than doing it again. An engine that falls behind is not chosen, however much it has cached, so nothing
 stays pinned to it.
 
 The others are there to be compared with: `paper` (the engine of the turn before while it has room,
@@ -22,6 +24,8 @@ from dataclasses import dataclass
 
 from rose.scheduler.facts import EngineFacts, Standing
 
+PRICE = 0.5
+"""Of a second of prefill, beside its time: others could have used it."""
 PAPER_CAP = 16
 """Trajectories per device in the paper."""
 
@@ -61,8 +65,7 @@ def has_room(turn: Placing, engine: EngineFacts) -> bool:
 def finish_s(turn: Placing, engine: EngineFacts) -> float:
     """Estimated seconds until the turn ends there."""
     speed = engine.speed
-    uncached = max(0, turn.context - turn.cached.get(engine.id, 0))
-    prefill_s = (engine.prefill_left + uncached) * speed.prefill_s
+    prefill_s = (engine.prefill_left + _uncached(turn, engine)) * speed.prefill_s
     decode_s = turn.expected * speed.token_s(engine.running + 1)
     needs_s = prefill_s + decode_s
     cut = min(1.0, engine.revoked_per_s * needs_s)
@@ -71,7 +74,15 @@ def finish_s(turn: Placing, engine: EngineFacts) -> float:
 
 
 def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    return min(engines, key=lambda e: (finish_s(turn, e), e.id), default=None)
+    return min(engines, key=lambda e: (finish_s(turn, e) + _price(turn, e), e.id), default=None)
+
+
+def _price(turn: Placing, engine: EngineFacts) -> float:
+    return PRICE * _uncached(turn, engine) * engine.speed.prefill_s
+
+
+def _uncached(turn: Placing, engine: EngineFacts) -> int:
+    return max(0, turn.context - turn.cached.get(engine.id, 0))
 
 
 def _least_loaded(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:

@@ -30,6 +30,8 @@ STAGED_S = 600.0
 """For an engine that joins this may be the whole model over a slow link."""
 AGAIN_S = 5.0
 """After a failure; the engine gets no turns meanwhile if it is too far behind."""
+HOLD_S = 600.0
+"""A trainer that began an update and is not heard of again keeps engines that long."""
 
 
 class Source(NamedTuple):
@@ -51,12 +53,23 @@ class Leader:
         self._updates = updates
         self._leading: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, float] = {}
+        self._held: dict[str, float] = {}
         self._away: set[str] = set()
 
     def watch(self, job: str, source: Source) -> None:
         """Lead the job's engines to whatever is newest; ValueError if that cannot be a store."""
         self._watched[job] = open_store(source.store, source.job)
         self.sources[job] = source
+
+    def hold(self, job: str) -> None:
+        """A trainer has begun to update the job's engines itself; that takes it several calls."""
+        self._held[job] = time.monotonic() + HOLD_S
+
+    def release(self, job: str) -> None:
+        self._held.pop(job, None)
+
+    def _is_held(self, job: str) -> bool:
+        return time.monotonic() < self._held.get(job, 0.0)
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Until cancelled."""
@@ -90,25 +103,28 @@ class Leader:
             log.info("weights", extra={"facts": {"job": job.name, "version": newest}})
 
     def _lead_all(self, session: aiohttp.ClientSession, job: Job, source: Source) -> None:
+        if self._is_held(job.name):
+            return
         now = time.monotonic()
         for engine in self._core.engines.values():
             behind = job.version is not None and engine.version != str(job.version)
             waits = engine.id in self._leading or now < self._not_before.get(engine.id, 0.0)
             if behind and not waits and (not engine.jobs or job.name in engine.jobs):
-                assert job.version is not None
                 client = EngineClient(session, engine.url)
-                task = asyncio.create_task(self._lead(client, engine, source, job.version))
+                task = asyncio.create_task(self._lead(client, engine, source, job))
                 self._leading[engine.id] = task
                 task.add_done_callback(lambda _, id_=engine.id: self._leading.pop(id_))  # type: ignore[misc]
 
-    async def _lead(
-        self, client: EngineClient, engine: Engine, source: Source, version: int
-    ) -> None:
+    async def _lead(self, client: EngineClient, engine: Engine, source: Source, job: Job) -> None:
+        assert job.version is not None
         facts: dict[str, Any] = {"engine": engine.id}
+        version = job.version
         try:
             await _introduce(client, source, version)
             version = await client.staged(version, STAGED_S, newer=True)
             async with self._updates:
+                if self._is_held(job.name):
+                    return
                 updated = await client.commit(version)
         except (TransferError, aiohttp.ClientError, OSError, TimeoutError) as error:
             log.warning("not led: %s", error, extra={"facts": facts})

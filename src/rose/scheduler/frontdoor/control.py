@@ -44,14 +44,30 @@ class _Init(msgspec.Struct):
     init_info: _Where
 
 
+class _Version(msgspec.Struct):
+    version: int
+
+
+class _Update(msgspec.Struct):
+    """Of the backend `rose`."""
+
+    update_info: _Version
+
+
 class Control:
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._asked: dict[str, int] = {}
+        """The version of an update that a job's trainer has begun."""
 
     async def to_all(self, request: Request, job: str, name: str) -> Response:
         body = await read_bytes(request) or None
         query = f"?{request.url.query}" if request.url.query else ""
+        if name == "finish_weight_update":
+            body = self._with_version(job, body)
         async with self._service.updates:
+            if name == "start_weight_update":
+                self._service.leader.hold(job)
             answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
         if not answers:
             raise Wrong(503, f"no engine of job {job} is there", "ServiceUnavailableError")
@@ -66,8 +82,14 @@ class Control:
             log.warning(refused, extra={"facts": {"engine": engine.id}})  # it will be led there
         if name == "init_weight_transfer_engine":
             self._note_source(job, body)
+        elif name == "update_weights":
+            with contextlib.suppress(msgspec.DecodeError):
+                self._asked[job] = msgspec.json.decode(
+                    body or b"", type=_Update
+                ).update_info.version
         elif name == "finish_weight_update":
             self._note_version(job, body, [engine for engine, _ in done])
+            self._service.leader.release(job)
         return Response(done[0][1], media_type="application/json")
 
     def _note_source(self, job: str, body: bytes | None) -> None:
@@ -75,6 +97,13 @@ class Control:
         with contextlib.suppress(msgspec.DecodeError):
             said = msgspec.json.decode(body or b"{}", type=_Init)
             self._service.leader.sources[job] = Source(**msgspec.structs.asdict(said.init_info))
+
+    def _with_version(self, job: str, body: bytes | None) -> bytes | None:
+        """TRL finishes an update without naming it: then it is the version that was asked for."""
+        asked = self._asked.pop(job, None)
+        if asked is None or _version(body):
+            return body
+        return msgspec.json.encode({"weight_version": str(asked)})
 
     def _note_version(self, job: str, body: bytes | None, engines: list[Engine]) -> None:
         """Of those that have it; an engine that could not be reached is what it was."""

@@ -46,6 +46,8 @@ def parse(body: dict[str, Any]) -> Generate:
             raise Wrong(400, f"sampling_params.{name} is {value!r}")
     if (asked.sampling_params.get("n") or 1) > MOST_SAMPLES:
         raise Wrong(400, f"sampling_params.n is over {MOST_SAMPLES}")
+    if asked.sampling_params.get("prompt_logprobs") is not None:
+        raise Wrong(400, "prompt_logprobs is not answered here: ask an engine (`rose ps` has them)")
     return asked
 
 

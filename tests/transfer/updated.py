@@ -1,6 +1,6 @@
 """A vLLM engine that is brought to another version, or a fresh one that starts from it.
 
-Run as a script by `test_weights`: writes what it answers to `MODEL.json`. The layers keep their
+Run as a script by `test_in_engines`: writes what it answers to `MODEL.json`. The layers keep their
 weights as vLLM does on this machine (float32: packed by oneDNN), or `unpacked`.
 """
 
