@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import torch
 from safetensors.torch import load_file
 from tests.scheduler.conftest import Process, call
@@ -60,6 +62,33 @@ def test_trl_gets_groups_prompt_by_prompt(trl: Any) -> None:
         assert len(probabilities) == 12
     top = trl.generate(PROMPTS, logprobs=3, **GREEDY)
     assert all(len(step) == 3 for step in top["logprobs"][0])
+
+
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+def test_streamed_log_probs_have_token_ids_if_asked(door: Process, route: str) -> None:
+    words: dict[str, Any] = {"prompt": PROMPTS[0], "logprobs": 2}
+    if route != "completions":
+        words = {"messages": [{"role": "user", "content": "hello"}], "logprobs": True,
+                 "top_logprobs": 2}  # fmt: skip
+    more = {"return_tokens_as_token_ids": True, "return_token_ids": True, "stream": True}
+    body = {"model": "tiny-b", "max_tokens": 6, "temperature": 0} | words | more
+    with requests.post(f"{door.url}/v1/{route}", json=body, stream=True) as answer:
+        events = [line[6:] for line in answer.iter_lines() if line.startswith(b"data: {")]
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    ids = [f"token_id:{token}" for choice in choices for token in choice.get("token_ids") or ()]
+    named = [name for choice in choices for name in names(choice["logprobs"])]
+    assert len(ids) == 6
+    assert named == ids
+
+
+def names(logprobs: Any) -> list[str]:
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return [entry["token"] for entry in logprobs["content"]]
+    tokens: list[str] = logprobs["tokens"]
+    assert all(name in top for name, top in zip(tokens, logprobs["top_logprobs"], strict=True))
+    return tokens
 
 
 def test_trl_controls_the_engine(trl: Any, tmp_path: Path) -> None:

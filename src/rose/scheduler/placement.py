@@ -9,8 +9,8 @@ all at the engine's measured speed with one more turn, which has in it what serv
 of a borrowed engine is the chance that it is taken back before the end, times what has to be done
 again: queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is prefill
 that is not paid, and samples of one prompt stay together as long as waiting for the first one's
-prefill is not much longer than doing it again. An engine that falls behind is not chosen, however much it has cached, so nothing
-stays pinned to it.
+prefill is not much longer than doing it again. An engine that falls behind is not chosen, however
+much it has cached, so nothing stays pinned to it.
 
 The others are there to be compared with: `paper` (the engine of the turn before while it has room,
 then any borrowed one with room, then the least loaded), `least_loaded`, `round_robin`, `sticky`

@@ -74,9 +74,29 @@ class Route:
                 choice["token_ids"] = turn.tokens
                 if self._many:
                     choice["prompt_token_ids"] = turn.ask.prompt
+            if body.get("return_tokens_as_token_ids"):
+                _name_by_ids(choice.get("logprobs"), turn.logprobs)
             _end_before(choice, turn, body)
         if body.get("return_token_ids") and not self._many:
             answer["prompt_token_ids"] = turns[0].ask.prompt
+
+
+def _name_by_ids(logprobs: Any, entries: list[Any]) -> None:
+    """Derendering knows tokens by their text only, which several may share."""
+    if logprobs is None:
+        return
+    if "content" not in logprobs:
+        logprobs["tokens"] = [entry["token"] for entry in entries]
+        logprobs["top_logprobs"] = [
+            {top["token"]: top["logprob"] for top in entry.get("top_logprobs") or ()}
+            for entry in entries
+        ]
+        return
+    for shown, entry in zip(logprobs["content"], entries, strict=True):
+        shown["token"] = entry["token"]
+        tops = zip(shown.get("top_logprobs") or (), entry.get("top_logprobs") or (), strict=False)
+        for top, known in tops:
+            top["token"] = known["token"]
 
 
 def _end_before(choice: dict[str, Any], turn: Turn, body: dict[str, Any]) -> None:
@@ -124,6 +144,8 @@ async def stream(
             choice["index"] = index
             if body.get("return_token_ids"):
                 choice["token_ids"] = part["token_ids"]
+            if body.get("return_tokens_as_token_ids") and part["logprobs"]:
+                _name_by_ids(choice.get("logprobs"), part["logprobs"]["content"])
             if over:
                 choice["weight_versions"] = part["weight_versions"]
         yield event(found["chunk"])
