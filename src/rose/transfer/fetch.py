@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from rose.transfer.ahead import in_order
 from rose.transfer.layout import Piece
 from rose.transfer.manifest import Manifest, Part
 from rose.transfer.store.base import Store
 
-READ = 8 << 20
-"""Most bytes of one read."""
+READ = 1 << 20
+"""Most bytes of one read: what has come is used while the rest is coming."""
+AHEAD = 4
+"""Reads on their way at once: on a long link answers take longer than their bytes."""
 HOLE = 64 << 10
 """Bytes between two wanted frames that are read along: cheaper than another request."""
 
@@ -37,14 +41,23 @@ def fetch(
         if (row := table[part.first + index])["length"]
     ]
     places.sort(key=lambda place: place[:2])
-    for near in _near(places):
-        bucket, begin = near[0][:2]
-        end = max(offset + length for _, offset, length, _, _ in near)
-        data = store.read(manifest.step, manifest.rank, bucket, begin, end - begin)
+    reads = list(_near(places))
+    work = (partial(_read, store, manifest, near) for near in reads)
+    answers = in_order(work, max(1, min(AHEAD, len(reads))), AHEAD, "rose-fetch")
+    for near, data in zip(reads, answers, strict=True):
+        begin = near[0][1]
         for _, offset, length, part, index in near:
             own = data[offset - begin : offset - begin + length]
             result = _digest(table[part.first + index])
             yield Fetched(manifest.piece(part), index, own, result)
+
+
+def _read(
+    store: Store, manifest: Manifest, near: list[tuple[int, int, int, Part, int]]
+) -> bytes:
+    bucket, begin = near[0][:2]
+    end = max(offset + length for _, offset, length, _, _ in near)
+    return store.read(manifest.step, manifest.rank, bucket, begin, end - begin)
 
 
 def _near(

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,8 +50,10 @@ BUCKET = 64 << 20
 """Bytes handed to the store at a time."""
 MERGE = 4
 """Versions whose deltas are also published as one: who missed some fetches one step, not all."""
-AHEAD = 4
-"""Frames being compared per thread: enough that none waits, few enough to be less than a bucket."""
+BATCH = 4
+"""Frames that a thread compares at a time: one takes it less than handing it over would."""
+AHEAD = 2
+"""Batches per thread: enough that none waits, few enough to be less than a bucket."""
 
 
 @dataclass(frozen=True)
@@ -205,14 +208,15 @@ class Publisher:
             buckets.append(Bucket(len(data), digest(data)))
 
         frames = self._noted(sources, tensors, infos, parts)
-        work = (partial(source.code, index) for source, index in frames)
-        for coded in in_order(work, self._threads, AHEAD * self._threads, "rose-diff"):
-            place = (len(buckets), len(bucket)) if coded.data else (0, 0)
-            rows.append((*place, len(coded.data), coded.result))
-            bucket += coded.data
-            changed += coded.changed
-            if len(bucket) >= BUCKET:
-                hand_over()
+        work = (partial(_code_all, batch) for batch in _batches(frames))
+        for batch in in_order(work, self._threads, AHEAD * self._threads, "rose-diff"):
+            for coded in batch:
+                place = (len(buckets), len(bucket)) if coded.data else (0, 0)
+                rows.append((*place, len(coded.data), coded.result))
+                bucket += coded.data
+                changed += coded.changed
+                if len(bucket) >= BUCKET:
+                    hand_over()
         if bucket:
             hand_over()
         manifest = Manifest(
@@ -340,6 +344,15 @@ class Publisher:
             for step in steps:
                 if step.version < oldest or (step.base is not None and step.base < oldest):
                     self._store.remove(step)
+
+
+def _batches(frames: Iterator[tuple[_Source, int]]) -> Iterator[list[tuple[_Source, int]]]:
+    while batch := list(islice(frames, BATCH)):
+        yield batch
+
+
+def _code_all(batch: list[tuple[_Source, int]]) -> list[_Coded]:
+    return [source.code(index) for source, index in batch]
 
 
 def _frame(bits: Bits, index: int) -> Bits:

@@ -29,7 +29,7 @@ PIECE = 1 << 20
 """Bytes fetched at a time: what a subscriber waits for at least."""
 AHEAD = 4
 """Pieces on their way at once: on a long link answers take longer than their bytes."""
-FRESH_S = 0.02
+FRESH_S = 0.01
 """The list of steps is asked for no more often than this."""
 ANSWER_S = 2.0
 """Longest wait for upstream's list; a subscriber must not believe that the relay is gone."""
@@ -73,6 +73,8 @@ class Relay:
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._arriving: dict[Step, _Arriving] = {}
+        self._beginning = threading.Lock()
+        """Held while a step's manifests are asked for: once, whoever wants them."""
         self._known: dict[Step, int] = {}
         self._known_at = 0.0
         self._asking: threading.Event | None = None
@@ -101,6 +103,7 @@ class Relay:
         with self._lock:
             self._known, self._known_at, self._asking = known, time.monotonic(), None
         answered.set()
+        self._bring_newest(known)
 
     def manifests(self, step: Step) -> list[Manifest]:
         try:
@@ -136,22 +139,25 @@ class Relay:
 
     def follow(self) -> None:
         """Fetch what leads to the newest version, before anybody asks."""
-        here = [step.version for step in self._local.steps()]
-        for step in route(self.steps(), max(here, default=None)):
-            if step not in self._local.steps():
-                self._fetch(step)
+        self._bring_newest(self.steps())
+
+    def _bring_newest(self, known: dict[Step, int]) -> None:
+        here = self._local.steps()
+        newest = max((step.version for step in here), default=None)
+        try:
+            for step in route(known, newest):
+                if step not in here:
+                    self._fetch(step)
+        except StoreError as error:
+            log.warning("the newest version is not here yet: %s", error)
 
     def _fetch(self, step: Step) -> _Arriving:
         """Whoever asks first starts it; the others join."""
-        with self._lock:
-            arriving = self._arriving.get(step)
-            if arriving is not None and not arriving.failed:
-                return arriving
-        manifests = self._upstream.manifests(step)
-        with self._lock:
-            arriving = self._arriving.get(step)
+        with self._beginning:
+            with self._lock:
+                arriving = self._arriving.get(step)
             if arriving is None or arriving.failed:
-                arriving = self._arriving[step] = _Arriving(manifests)
+                arriving = self._arriving[step] = _Arriving(self._upstream.manifests(step))
                 threading.Thread(
                     target=self._bring, args=(step, arriving), name="rose-relay", daemon=True
                 ).start()

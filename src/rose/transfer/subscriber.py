@@ -130,8 +130,10 @@ class Subscriber:
                     f"version {step.version} has {tensor.name} as {tensor.dtype} of "
                     f"{tensor.shape}, which version {step.base} has not"
                 )
-        fetched = list(self._frames(manifests))
-        staged = [(one.piece, one.number, _changes(one, step)) for one in fetched]
+        fetched, staged = [], []
+        for one in self._frames(manifests):
+            fetched.append(one)
+            staged.append((one.piece, one.number, _changes(one, step)))
         if early is not None and _are_whole(fetched, manifests):
             early(Taken(step.base, staged, step.version), self._copy)
         for one, (piece, index, changes) in zip(fetched, staged, strict=True):

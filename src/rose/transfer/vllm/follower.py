@@ -24,7 +24,7 @@ log = logging.getLogger("vllm.rose")
 
 LOOK_S = 1.0
 """How often a store is looked at when nobody says that there is something new."""
-AGAIN_S = 0.02
+AGAIN_S = 0.01
 """The same while somebody waits for a version."""
 AHEAD_S = 0.5
 """How long a version that somebody waits for goes ahead of the host's copy: patching would slow its
