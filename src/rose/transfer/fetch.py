@@ -52,9 +52,7 @@ def fetch(
             yield Fetched(manifest.piece(part), index, own, result)
 
 
-def _read(
-    store: Store, manifest: Manifest, near: list[tuple[int, int, int, Part, int]]
-) -> bytes:
+def _read(store: Store, manifest: Manifest, near: list[tuple[int, int, int, Part, int]]) -> bytes:
     bucket, begin = near[0][:2]
     end = max(offset + length for _, offset, length, _, _ in near)
     return store.read(manifest.step, manifest.rank, bucket, begin, end - begin)

@@ -20,7 +20,7 @@ import xxhash
 from rose.transfer.ahead import in_order
 from rose.transfer.manifest import Bucket, Manifest, Step
 from rose.transfer.route import route
-from rose.transfer.store.base import Store, StoreError
+from rose.transfer.store.base import NEWS_S, Store, StoreError, has_news
 from rose.transfer.store.files import FileStore
 
 log = logging.getLogger("rose.transfer")
@@ -29,7 +29,7 @@ PIECE = 1 << 20
 """Bytes fetched at a time: what a subscriber waits for at least."""
 AHEAD = 4
 """Pieces on their way at once: on a long link answers take longer than their bytes."""
-FRESH_S = 0.01
+FRESH_S = 0.02
 """The list of steps is asked for no more often than this."""
 ANSWER_S = 2.0
 """Longest wait for upstream's list; a subscriber must not believe that the relay is gone."""
@@ -72,17 +72,22 @@ class Relay:
         self._local = FileStore(folder, upstream.job)
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
         self._arriving: dict[Step, _Arriving] = {}
         self._beginning = threading.Lock()
         """Held while a step's manifests are asked for: once, whoever wants them."""
         self._known: dict[Step, int] = {}
         self._known_at = 0.0
         self._asking: threading.Event | None = None
+        self._awaiting = False
+        """Upstream is asked for a version that is not there yet."""
 
     # ---- what subscribers ask
 
-    def steps(self) -> dict[Step, int]:
+    def steps(self, after: int | None = None) -> dict[Step, int]:
         """Upstream's; without it, those that are here whole."""
+        if after is not None:
+            return self._await(after)
         with self._lock:
             if self._asking is None and time.monotonic() - self._known_at > FRESH_S:
                 self._asking = threading.Event()
@@ -93,6 +98,29 @@ class Relay:
         if asking is not None:
             known = self._known if asking.wait(ANSWER_S) else {}
         return dict(known or self._local.steps())
+
+    def _await(self, after: int) -> dict[Step, int]:
+        """One question upstream, however many wait here for its answer."""
+        with self._news:
+            if not self._awaiting and not has_news(self._known, after):
+                self._awaiting = True
+                threading.Thread(
+                    target=self._ask_for_news, args=(after,), name="rose-relay", daemon=True
+                ).start()
+            self._news.wait_for(lambda: has_news(self._known, after), NEWS_S)
+            known = self._known
+        return dict(known or self._local.steps())
+
+    def _ask_for_news(self, after: int) -> None:
+        known: dict[Step, int] = {}
+        try:
+            known = self._upstream.steps(after)
+        except StoreError as error:
+            log.warning("the relay works from its disk: %s", error)
+        with self._news:
+            self._known, self._known_at, self._awaiting = known, time.monotonic(), False
+            self._news.notify_all()
+        self._bring_newest(known)
 
     def _ask(self, answered: threading.Event) -> None:
         try:

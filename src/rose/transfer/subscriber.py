@@ -97,6 +97,11 @@ class Subscriber:
             self.taken = self.taken._replace(version=self.version)
         return self.version
 
+    def await_news(self) -> None:
+        """A moment, or until there is a version to take."""
+        version = self.version
+        self._store.steps(-1 if version is None else version)
+
     @contextmanager
     def reading(self) -> Iterator[Copy]:
         """The copy at `version`; nobody changes it until the end."""

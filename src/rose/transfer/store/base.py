@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from rose.transfer.manifest import Manifest, Step
 
+NEWS_S = 0.25
+"""How long a store lets somebody wait for news: not long, as who waits does nothing else."""
+
 
 class StoreError(RuntimeError):
     """The store could not do it; what was there before is still there."""
+
+
+def has_news(steps: Iterable[Step], after: int) -> bool:
+    return any(step.version > after for step in steps)
 
 
 class Store(Protocol):
@@ -16,8 +24,11 @@ class Store(Protocol):
 
     job: str
 
-    def steps(self) -> dict[Step, int]:
-        """Those that are complete and their bytes; oldest version first, then oldest base."""
+    def steps(self, after: int | None = None) -> dict[Step, int]:
+        """Those that are complete and their bytes; oldest version first, then oldest base.
+
+        With `after`, as soon as there is a newer version than that, or else after `NEWS_S`.
+        """
 
     def manifests(self, step: Step) -> list[Manifest]:
         """Of all ranks, in their order. `StoreError` if the step is not complete."""

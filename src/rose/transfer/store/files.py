@@ -15,15 +15,18 @@ import os
 import re
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import IO
 
 from rose.transfer import manifest as manifests
 from rose.transfer.manifest import Manifest, ManifestError, Step, check_job
-from rose.transfer.store.base import StoreError
+from rose.transfer.store.base import NEWS_S, StoreError, has_news
 
 log = logging.getLogger("rose.transfer")
 
+LOOK_S = 0.02
+"""How often a folder is looked at while somebody waits for news."""
 FOLDER = re.compile(r"(\d{10})-from-(\d{10}|nothing)")
 
 
@@ -36,13 +39,22 @@ class FileStore:
         self._claiming = threading.Lock()
         self._costs: dict[Step, int] = {}
         self._damaged: set[Path] = set()
+        self._sealed = threading.Condition()
 
     def close(self) -> None:
         for claim in self._claims.values():
             claim.close()
         self._claims.clear()
 
-    def steps(self) -> dict[Step, int]:
+    def steps(self, after: int | None = None) -> dict[Step, int]:
+        found, until = self._steps(), time.monotonic() + NEWS_S
+        while after is not None and not has_news(found, after) and time.monotonic() < until:
+            with self._sealed:
+                self._sealed.wait(LOOK_S)  # another process may have sealed it
+            found = self._steps()
+        return found
+
+    def _steps(self) -> dict[Step, int]:
         found = {}
         for entry in os.scandir(self._folder):
             if (name := FOLDER.fullmatch(entry.name)) is None:
@@ -117,6 +129,8 @@ class FileStore:
             draft.rename(folder / "manifest")
             for changed in (folder, folder.parent, self._folder):
                 _sync(changed)
+            with self._sealed:
+                self._sealed.notify_all()
         except OSError as error:
             raise StoreError(f"{draft}: {error.strerror}") from error
 

@@ -167,7 +167,7 @@ class Server:
             raise StoreError("a negative number in a request")
         match request.call:
             case "steps":
-                steps = [(*one, size) for one, size in store.steps().items()]
+                steps = [(*one, size) for one, size in store.steps(request.after).items()]
                 return Answer(steps=steps), None
             case "manifests":
                 found = [manifests.encode(one) for one in store.manifests(step)]

@@ -53,8 +53,8 @@ class TcpStore:
         self._idle: queue.LifoQueue[socket.socket] = queue.LifoQueue()
         self._pool = ThreadPoolExecutor(CONNECTIONS, "rose-tcp")
 
-    def steps(self) -> dict[Step, int]:
-        answer = self._ask("steps")
+    def steps(self, after: int | None = None) -> dict[Step, int]:
+        answer = self._ask("steps", after=after)
         return {Step(base, version): size for base, version, size in answer.steps}
 
     def manifests(self, step: Step) -> list[Manifest]:
@@ -102,7 +102,7 @@ class TcpStore:
         return f"tcp://{self._address[0]}:{self._address[1]}"
 
     def _ask(
-        self, call: str, step: Step = NO_STEP, data: bytes = b"", **more: int | bytes
+        self, call: str, step: Step = NO_STEP, data: bytes = b"", **more: int | bytes | None
     ) -> Answer:
         request = Request(
             call=call,

@@ -46,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     """Of the bytes wanted, or of those that follow."""
     manifest: bytes = b""
+    after: int | None = None
+    """Of steps: wait a moment for a version newer than this."""
     writer: str = ""
     """Who writes: the same on all connections of a publisher."""
 

@@ -24,8 +24,8 @@ log = logging.getLogger("vllm.rose")
 
 LOOK_S = 1.0
 """How often a store is looked at when nobody says that there is something new."""
-AGAIN_S = 0.01
-"""The same while somebody waits for a version."""
+AGAIN_S = 0.02
+"""The same while somebody waits for a version that the host's copy has."""
 AHEAD_S = 0.5
 """How long a version that somebody waits for goes ahead of the host's copy: patching would slow its
 commit."""
@@ -125,10 +125,20 @@ class Follower:
             except Exception as error:  # a dead thread would look like a store without news
                 log.exception("weights: a defect in staging")
                 self._error = repr(error)
-            with self._changed:
-                reached = max(self.version or -1, self._staged.version if self._staged else -1)
-                behind = self._wanted > reached and not self._error
-                self._changed.wait(AGAIN_S if behind else LOOK_S)
+            self._rest(None if opened is None or self._error else opened[0])
+
+    def _rest(self, subscriber: Subscriber | None) -> None:
+        """Until there may be something to do."""
+        with self._changed:
+            wanted, staged = self._wanted, self._staged.version if self._staged else -1
+            if subscriber is None or wanted <= max(self.version or -1, staged):
+                self._changed.wait(LOOK_S)
+                return
+            if subscriber.version is not None and subscriber.version >= wanted:
+                self._changed.wait(AGAIN_S)
+                return
+        with suppress(StoreError):  # the next look says so
+            subscriber.await_news()
 
     def _follow(self, subscriber: Subscriber, stage: Stage) -> None:
         try:
