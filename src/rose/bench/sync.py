@@ -74,7 +74,7 @@ class Site:
             for name, value in load_file(file).items()
         }
         self.files = FileStore(folder / "trainer", JOB)
-        self.publisher = Publisher(self.files, threads=1)  # it has one core here
+        self.publisher = Publisher(self.files, threads=1)  # the others have work too
         self.pace = Pace(UNLIMITED)
         self.far = Server(lambda job: self.files, pace=self.pace)
         self.relay, self.near = _start_relay(self.far, folder)

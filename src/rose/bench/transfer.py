@@ -78,11 +78,7 @@ async def _engine(
         assert node.rollout is not None
         async with sync.site(node, settings.model) as here:
             relay = here.relay.pid
-            with on_cores(
-                config.where.cores, relay
-            ):  # the engine is idle, its host core is not ours
-                links = await sync.links(here, settings.gbps, SHARE, settings.rounds, say)
-            note("links", links)
+            note("links", await sync.links(here, settings.gbps, SHARE, settings.rounds, say))
             note("bit_exact", await here.exact())
             note("wan_copies", await sync.wan_copies(here, SHARE))
             with on_cores(config.where.host_cores, relay):

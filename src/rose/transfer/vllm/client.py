@@ -11,9 +11,9 @@ import aiohttp
 
 from rose.transfer.copy import TransferError
 
-ASK_SOON_S, ASK_FIRST_S, ASK_LAST_S = 0.005, 0.03, 0.25
+ASK_SOON_S, ASK_FIRST_S, ASK_LAST_S = 0.03, 0.03, 0.25
 """Between two looks at whether all ranks have a version staged; each takes a moment of the engine,
-so they become rarer until one says that it is about to."""
+so they become rarer until one says that it is about to; more often would slow that down."""
 
 
 CALL_S = 300.0
