@@ -272,8 +272,8 @@ class Scheduler:
         return None
 
     def _first(self, job: Job, now: float) -> Start | None:
-        usable = self._usable(job)
-        if not any(e.standing(now) == Standing.READY for e in usable):
+        usable = [engine for engine in self._usable(job) if engine.takes_more(now)]
+        if not usable:
             return None
         missed: list[tuple[float, int, str]] = []
         found = None

@@ -29,6 +29,11 @@ class Speed(msgspec.Struct, frozen=True):
         """Between two tokens of a turn, with so many at once."""
         return self.step_s + self.turn_s * max(1, turns)
 
+    @property
+    def slots(self) -> int:
+        """Turns beyond which one more hardly adds throughput."""
+        return max(1, min(MOST_TURNS, round(WORTH * self.step_s / max(self.turn_s, 1e-6))))
+
 
 class EngineFacts(msgspec.Struct, frozen=True):
     """An engine as a policy sees it."""
@@ -51,9 +56,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
 
     @property
     def slots(self) -> int:
-        """Turns beyond which one more hardly adds throughput."""
-        worth = WORTH * self.speed.step_s / max(self.speed.turn_s, 1e-6)
-        return max(1, min(MOST_TURNS, round(worth)))
+        return self.speed.slots
 
 
 MOST_TURNS = 256

@@ -64,6 +64,10 @@ class Engine:
             return Standing.DRAINING
         return Standing.SUSPECT if now < self.suspect_until else Standing.READY
 
+    def takes_more(self, now: float) -> bool:
+        """Another turn, if it has the memory."""
+        return self.standing(now) == Standing.READY and len(self.turns) < self.speed.slots
+
     def facts(self, now: float) -> EngineFacts:
         return EngineFacts(
             id=self.id,

@@ -62,27 +62,20 @@ def has_room(turn: Placing, engine: EngineFacts) -> bool:
     return fits or not engine.running
 
 
-def finish_s(turn: Placing, engine: EngineFacts) -> float:
-    """Estimated seconds until the turn ends there."""
+def cost_s(turn: Placing, engine: EngineFacts) -> float:
+    """Estimated seconds until the turn ends there, and the price of what has to be computed."""
     speed = engine.speed
-    prefill_s = (engine.prefill_left + _uncached(turn, engine)) * speed.prefill_s
+    own_s = max(0, turn.context - turn.cached.get(engine.id, 0)) * speed.prefill_s
+    prefill_s = engine.prefill_left * speed.prefill_s + own_s
     decode_s = turn.expected * speed.token_s(engine.running + 1)
     needs_s = prefill_s + decode_s
     cut = min(1.0, engine.revoked_per_s * needs_s)
     again_s = (turn.context + turn.expected / 2) * speed.prefill_s
-    return needs_s + cut * again_s
+    return needs_s + cut * again_s + PRICE * own_s
 
 
 def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    return min(engines, key=lambda e: (finish_s(turn, e) + _price(turn, e), e.id), default=None)
-
-
-def _price(turn: Placing, engine: EngineFacts) -> float:
-    return PRICE * _uncached(turn, engine) * engine.speed.prefill_s
-
-
-def _uncached(turn: Placing, engine: EngineFacts) -> int:
-    return max(0, turn.context - turn.cached.get(engine.id, 0))
+    return min(engines, key=lambda e: (cost_s(turn, e), e.id), default=None)
 
 
 def _least_loaded(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
