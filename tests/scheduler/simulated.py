@@ -144,6 +144,8 @@ class World:
                     self.stopped.add(key)
                     wait = max(0.0, engine.reached - self.now)
                     self.at(wait + self.delay(), lambda e=engine, k=key: e.going.pop(k, None))
+        if self.core.unfinished:
+            self.at(0.0, self.kick)
 
     def die(self) -> None:
         if not self.up:

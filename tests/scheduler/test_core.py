@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rose.scheduler.core import Full, Job, Rules, Scheduler, Start, Stop
+from rose.scheduler.core import MOST_STARTS, Full, Job, Rules, Scheduler, Start, Stop
 from rose.scheduler.fleet import Engine
 from rose.scheduler.turn import Ask, Chunk, Cut, Span, State, Turn, request
 
@@ -126,6 +126,16 @@ def test_samples_of_a_long_prompt_stay_together_and_those_of_a_short_one_do_not(
         for sample in range(8):
             core.submit(ask(sample, prompt=list(range(tokens)), group="one"), 0.0)
         assert len({engine for _, engine in starts(core)}) == wanted
+
+
+def test_many_turns_are_placed_a_few_at_a_time() -> None:
+    core = scheduler(*(f"e{i}" for i in range(4)))
+    for number in range(MOST_STARTS + 10):
+        core.submit(ask(number), 0.0)
+    assert len(starts(core)) == MOST_STARTS
+    assert core.unfinished
+    assert len(starts(core)) == 10
+    assert not core.unfinished
 
 
 def test_a_turn_that_is_cancelled_is_stopped_where_it_is() -> None:

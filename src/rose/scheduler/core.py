@@ -36,6 +36,8 @@ GHOSTS = 8
 """Entries of a queue per turn that really waits, before it is made anew."""
 LOOK_FURTHER = 8
 """Turns behind one that cannot be placed which are tried before waiting."""
+MOST_STARTS = 64
+"""Turns placed at once: deciding on a thousand would keep everybody else waiting for a second."""
 CUT_REASONS = ("abort", "error")
 """Ends that are not the turn's own."""
 
@@ -135,6 +137,8 @@ class Scheduler:
         """Of trajectories: engine of the last turn, and how many there were."""
         self._stops: list[Stop] = []
         self._numbers = itertools.count()
+        self.unfinished = False
+        """The last `decide` placed as many as it may at once: there may be more."""
         self._placed = 0
         self._stalls_at = 0.0
 
@@ -244,8 +248,12 @@ class Scheduler:
                 self._begin(job, job.held.popleft())
         done: list[Start | Stop] = [*self._stops]
         self._stops.clear()
-        while (start := self._next(now)) is not None:
+        for _ in range(MOST_STARTS):
+            if (start := self._next(now)) is None:
+                self.unfinished = False
+                return done
             done.append(start)
+        self.unfinished = True
         return done
 
     def _end_stalls(self, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -16,6 +17,11 @@ class Standing(StrEnum):
     SUSPECT = "suspect"
     """It failed or stalled a moment ago."""
     DORMANT = "dormant"
+
+
+@lru_cache(1024)  # asked for every engine whenever a turn is placed
+def _slots(step_s: float, turn_s: float) -> int:
+    return max(1, min(MOST_TURNS, round(WORTH * step_s / max(turn_s, 1e-6))))
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -32,7 +38,7 @@ class Speed(msgspec.Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Turns beyond which one more hardly adds throughput."""
-        return max(1, min(MOST_TURNS, round(WORTH * self.step_s / max(self.turn_s, 1e-6))))
+        return _slots(self.step_s, self.turn_s)
 
 
 class EngineFacts(msgspec.Struct, frozen=True):

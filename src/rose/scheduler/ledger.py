@@ -101,10 +101,9 @@ class Ledger:
         self._work.set()
 
     def turns(self) -> Iterator[Turn]:
-        """All that are not over, and results that somebody may still ask for."""
+        """All that are not over; results that somebody may still ask for are found by their id."""
         rows = self._database.execute(
-            "SELECT ask, record FROM turns WHERE state NOT IN ('done', 'aborted') OR changed > ?",
-            (time.time() - KEPT_S,),
+            "SELECT ask, record FROM turns WHERE state NOT IN ('done', 'aborted')"
         )
         for ask, kept in rows:
             yield turn_of(

@@ -88,7 +88,7 @@ class Service:
 
     def _restore(self) -> None:
         for kept in self.ledger.turns():
-            if kept.ask.job in self.core.jobs and not kept.over:
+            if kept.ask.job in self.core.jobs:
                 self.core.restore(kept, time.monotonic())
 
     # ---- turns
@@ -139,6 +139,8 @@ class Service:
                         going := self._attempts.get((action.turn.ask.id, action.attempt))
                     ) is not None:
                         going.cancel()
+        if self.core.unfinished:
+            asyncio.get_running_loop().call_soon(self.kick)
 
     async def _attempt(self, start: Start, number: int) -> None:
         """One request to an engine: closing the connection is what ends it there."""
