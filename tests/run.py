@@ -9,7 +9,7 @@ import sys
 import tempfile
 from contextlib import suppress
 
-PYTEST = (sys.executable, "-m", "pytest")
+PYTEST = (sys.executable, "-m", "pytest", "--durations=20")
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 import torch
@@ -20,6 +21,7 @@ from rose.scheduler import engine_client
 from rose.transfer import Publisher
 from rose.transfer.store.files import FileStore
 from rose.transfer.store.server import Server
+from rose.transfer.vllm.client import EngineClient
 
 PROMPT = [9, 8, 7, 6, 5]
 
@@ -145,10 +147,24 @@ def test_bad_input_is_refused_in_vllms_words(
     assert len(generate(door.url, 2)[0]["token_ids"]) == 2
 
 
+def follow_another_store(url: str, weights: Any, version: int, folder: Path) -> None:
+    other = FileStore(folder / "other", "math")
+    Publisher(other, wire="float32").publish(weights, version)
+
+    async def go() -> None:
+        async with aiohttp.ClientSession() as session:
+            engine = EngineClient(session, url)
+            await engine.init(f"file://{folder / 'other'}", "math", str(folder / "other-copy"))
+            await engine.update(version)
+
+    asyncio.run(go())
+
+
 def test_an_engine_that_joins_late_is_led_to_the_current_weights_first(
     active_node: Any, tmp_path: Path
 ) -> None:
-    """The store has had two versions before the scheduler, and so the engine, comes."""
+    """The store has had two versions before the scheduler, and so the engine, comes; another one,
+    which the engine followed until then, is further."""
     original = load_file(next(models.resolve("tiny-b").glob("*.safetensors")))
     weights = original
     files = FileStore(tmp_path / "store", "math")
@@ -157,6 +173,7 @@ def test_an_engine_that_joins_late_is_led_to_the_current_weights_first(
     for version in (4, 5):
         publisher.publish(weights, version)
         weights = {name: value + 0.05 * torch.randn(value.shape) for name, value in weights.items()}
+    follow_another_store(active_node.rollout_url, original, 9, tmp_path)
     server = Server(lambda job: files)
     job = f"math,weights=tcp://127.0.0.1:{server.address[1]},folder={tmp_path / 'copy'}"
     made = start_door(active_node, tmp_path, "--job", f"{job},max_staleness=0")

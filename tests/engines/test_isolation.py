@@ -146,10 +146,10 @@ def test_kill_of_the_rollout_core(active_node: Any, start_rollouts: Any, serving
         core = node.core("rollout")
         os.kill(core, signal.SIGKILL)
         serving_has_all(node)
-    restarted(node, "rollout", core)
-    assert node.rollout().state == LeaseState.DORMANT
-    node.activate()
-    assert going.finish().broken
+        restarted(node, "rollout", core)
+        assert node.rollout().state == LeaseState.DORMANT
+        node.activate()
+        assert going.finish().broken
 
 
 def test_kill_of_the_rollout_api_server(active_node: Any, serving_load: Any) -> None:

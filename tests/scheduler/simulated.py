@@ -2,11 +2,8 @@
 
 The scheduler's core, its leases and its records are the real ones; engines, their nodes, network,
 clients and the ledger's disk are simulated. Engines say what an emulated one does, token for token,
-so every answer can be checked. Faults: engines that are revoked, crash, hang, change versions, come
-late, are taken back; connections that break, slow ones, chunks of attempts that were given up;
-requests, words of nodes and orders to them that are lost, late, or come twice; engines that cannot
-be reached for a while though they work; clients that ask twice or leave; a scheduler that dies and
-finds what its ledger had, which is a moment old.
+so every answer can be checked. Messages are lost, late, or come twice; a scheduler that dies finds
+what its ledger had, which is a moment old. What else goes wrong, and when, is in `trouble`.
 """
 
 from __future__ import annotations
@@ -20,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rose.bench.emulated import answer_to
-from rose.scheduler.core import Full, Job, Rules, Scheduler, Start, Stop
+from rose.scheduler.core import Full, Rules, Scheduler, Start, Stop
 from rose.scheduler.fleet import Engine
+from rose.scheduler.job import Job
 from rose.scheduler.lease import Order, Word
 from rose.scheduler.ledger import Record, record, turn_of
 from rose.scheduler.nodes import Nodes
@@ -92,7 +90,7 @@ class World:
         heapq.heappush(self.events, (self.now + delay, next(self.numbers), act))
 
     def run(self) -> None:
-        self.plan()
+        self.tick()
         while self.events and self.now < PATIENCE_S:
             self.now, _, act = heapq.heappop(self.events)
             act()
@@ -358,33 +356,7 @@ class World:
         else:
             engine.active = False  # what it has it ends
 
-    # ---- what happens
-
-    def plan(self) -> None:
-        self.arrives = {}
-        rng = self.random
-        for number in range(rng.randint(5, 25)):
-            prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 300))]
-            ask = Ask(
-                id=f"r{number}/0.0",
-                job=rng.choice(["a", "b"]),
-                prompt=prompt,
-                max_tokens=rng.randint(1, 60),
-                seed=number,
-                trajectory=f"t{number % 5}",
-            )
-            came = rng.uniform(0.0, 20.0)
-            self.at(came, lambda a=ask: self.ask(a))
-            if rng.random() < 0.3:
-                self.at(came + rng.uniform(0.0, 5.0), lambda a=ask: self.ask(a))
-            if rng.random() < 0.1:
-                self.at(came + rng.uniform(0.0, 5.0), lambda i=ask.id: self.leave(i))
-        for _ in range(rng.randint(0, 12)):
-            self.at(rng.uniform(0.0, CALM_AFTER_S - 10.0), self.fault)
-        for engine in self.engines.values():
-            if engine.lent:
-                self.at(rng.uniform(0.0, 3.0), lambda e=engine: self.report(e))
-        self.tick()
+    # ---- looking
 
     def tick(self) -> None:
         if self.up:
@@ -407,33 +379,3 @@ class World:
         for key, since in self.leaking.items():
             if self.now - since > 2.0:
                 self.wrong.append(f"{key} is worked on, and nobody wants it")
-
-    def fault(self) -> None:
-        engine = self.random.choice(list(self.engines.values()))
-        kind = self.random.choice(
-            ["crash", "revoke", "hang", "version", "scheduler", "slow", "partition"]
-        )
-        self.cuts[kind] += 1
-        span = self.random.uniform(0.5, 9.0)
-        match kind:
-            case "crash":
-                engine.alive, engine.active = False, not engine.lent
-                self.at(span, lambda: setattr(engine, "alive", True))
-            case "partition":
-                engine.reached = self.now + 2 * span
-            case "revoke":
-                engine.revoked = True
-                self.at(span, lambda: setattr(engine, "revoked", False))
-            case "hang":
-                engine.stuck = True
-                if engine.id == "e0" or self.random.random() < 0.7:  # others may hang for ever
-                    self.at(span, lambda: setattr(engine, "stuck", False))
-            case "version":
-                engine.version += 1
-                if self.up and engine.id in self.core.engines:
-                    self.core.engines[engine.id].version = str(engine.version)
-            case "scheduler":
-                self.die()
-            case "slow":
-                engine.token_s *= 4
-                self.at(span, lambda: setattr(engine, "token_s", engine.token_s / 4))

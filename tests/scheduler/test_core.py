@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rose.scheduler.core import MOST_STARTS, Full, Job, Rules, Scheduler, Start, Stop
+from rose.scheduler.core import MOST_STARTS, Full, Rules, Scheduler, Start, Stop
 from rose.scheduler.fleet import Engine
+from rose.scheduler.job import Job
 from rose.scheduler.turn import Ask, Chunk, Cut, Span, State, Turn, request
 
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from rose.scheduler import weights
-from rose.scheduler.core import Job, Scheduler
+from rose.scheduler.core import Scheduler
 from rose.scheduler.fleet import Engine
+from rose.scheduler.job import Job
 from rose.scheduler.weights import Leader, Source
 from rose.transfer import Publisher
 from rose.transfer.store.files import FileStore
@@ -29,6 +30,38 @@ def core() -> Scheduler:
     return core
 
 
+class Calls:
+    """What is said to engines, instead of saying it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, staged: int = 1) -> None:
+        self.follows = {"store": "", "job": ""}
+        self.staged = staged
+        self.told: list[Any] = []
+        for name in ("ranks", "init", "staged", "commit"):
+            monkeypatch.setattr(client.EngineClient, name, getattr(self, f"on_{name}"))
+
+    async def on_ranks(self, wanted: int) -> list[dict[str, Any]]:
+        return [self.follows]
+
+    async def on_init(self, store: str, job: str, folder: str) -> None:
+        self.follows = {"store": store, "job": job}
+        self.told.append(("init", store))
+
+    async def on_staged(self, version: int, wait_s: float, *, newer: bool) -> int:
+        return self.staged
+
+    async def on_commit(self, version: int) -> client.Updated:
+        self.told.append(("commit", version))
+        return client.Updated(version, 0.0, 0.0, 0.0)
+
+
+async def lead(core: Scheduler, leader: Leader, job: str = "a") -> None:
+    """As the leader does it, engine by engine."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+        leader._lead_all(session, core.jobs[job], leader.sources[job])
+        await asyncio.gather(*leader._leading.values())
+
+
 def test_an_engine_that_hangs_keeps_nobody_from_their_updates(
     core: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,11 +71,9 @@ def test_an_engine_that_hangs_keeps_nobody_from_their_updates(
         await reader.read()
         writer.close()
 
-    async def staged(*_: Any, **__: Any) -> int:
-        return 1
-
-    monkeypatch.setattr(client.EngineClient, "ranks", staged)
-    monkeypatch.setattr(client.EngineClient, "staged", staged)
+    commit = client.EngineClient.commit
+    Calls(monkeypatch)
+    monkeypatch.setattr(client.EngineClient, "commit", commit)
 
     async def go() -> None:
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
@@ -91,39 +122,94 @@ def test_no_engine_is_led_while_a_trainer_updates_it(
     core: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer's update is several calls; what is led in between would end up half of each."""
-    committed: list[int] = []
-
-    async def staged(*_: Any, **__: Any) -> int:
-        return 1
-
-    async def commit(_: Any, version: int) -> client.Updated:
-        committed.append(version)
-        return client.Updated(version, 0.0, 0.0, 0.0)
-
-    monkeypatch.setattr(client.EngineClient, "ranks", staged)
-    monkeypatch.setattr(client.EngineClient, "staged", staged)
-    monkeypatch.setattr(client.EngineClient, "commit", commit)
+    calls = Calls(monkeypatch)
 
     async def go() -> None:
         engine, lock = Engine("e", "http://127.0.0.1:9"), asyncio.Lock()
         core.join(engine, 0.0)
         core.jobs["a"].lead(1)
-        async with aiohttp.ClientSession() as session, asyncio.timeout(20):
-            leader = Leader(core, lock)
+        leader = Leader(core, lock)
+        leader.follow("a", Source("", "", ""))
+        await lock.acquire()  # the trainer's first call
+        leading = asyncio.create_task(lead(core, leader))
+        await asyncio.sleep(0)
+        leader.hold("a")
+        lock.release()
+        await leading
+        assert (calls.told, engine.version) == ([], "")
+        leader.release("a")
+        await lead(core, leader)
+        assert (calls.told, engine.version) == ([("commit", 1)], "1")
 
-            async def lead() -> None:
-                found = client.EngineClient(session, engine.url)
-                await leader._lead(found, engine, Source("", "", ""), core.jobs["a"])
+    asyncio.run(go())
 
-            await lock.acquire()  # the trainer's first call
-            leading = asyncio.create_task(lead())
-            await asyncio.sleep(0)
-            leader.hold("a")
-            lock.release()
-            await leading
-            assert (committed, engine.version) == ([], "")
-            leader.release("a")
-            await lead()
-            assert (committed, engine.version) == ([1], "1")
+
+def test_an_engine_of_another_store_is_told_and_gets_nothing_before(
+    core: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it is at the same version there: that is another model."""
+    calls = Calls(monkeypatch, staged=5)
+    calls.follows = {"store": "tcp://other:1", "job": "a"}
+    core.jobs["a"].lead(5)
+    engine = Engine("e", "http://127.0.0.1:9", version="5")
+    core.join(engine, 0.0)
+
+    async def go() -> None:
+        leader = Leader(core, asyncio.Lock())
+        leader.follow("a", Source("tcp://ours:1", "a", "folder"))
+        assert not core.jobs["a"].may_use(engine)
+        await lead(core, leader)
+        assert calls.told == [("init", "tcp://ours:1"), ("commit", 5)]
+        assert core.jobs["a"].may_use(engine)
+        await lead(core, leader)
+        assert len(calls.told) == 2
+
+    asyncio.run(go())
+
+
+def test_an_engine_of_two_jobs_stays_with_one_store(
+    core: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls(monkeypatch)
+    core.jobs["b"] = Job("b")
+    core.join(engine := Engine("e", "http://127.0.0.1:9"), 0.0)
+
+    async def go() -> None:
+        leader = Leader(core, asyncio.Lock())
+        for job in ("a", "b"):
+            leader.follow(job, Source(f"tcp://{job}:1", job, "folder"))
+            core.jobs[job].lead(1)
+        for _ in range(2):
+            for job in ("a", "b"):
+                await lead(core, leader, job)
+
+    asyncio.run(go())
+    assert calls.told == [("init", "tcp://a:1"), ("commit", 1)]
+    assert core.jobs["a"].may_use(engine)
+    assert not core.jobs["b"].may_use(engine)
+
+
+def test_a_copy_that_another_run_left_is_not_committed(
+    core: Scheduler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = Calls(monkeypatch, staged=90)
+    publisher = Publisher(FileStore(tmp_path / "store", "a"))
+    publisher.publish({"w": torch.zeros(9)}, 1)
+    core.join(Engine("e", "http://127.0.0.1:9"), 0.0)
+
+    async def go() -> None:
+        leader = Leader(core, asyncio.Lock())
+        leader.watch("a", Source(f"file://{tmp_path / 'store'}", "a", ""))
+        await leader._look("a")
+        await lead(core, leader)
+        assert ("commit", 90) not in calls.told
+        assert "the engine's folder has a copy of another run" in caplog.text
+        publisher.publish({"w": torch.ones(9)}, 90)
+        leader._not_before.clear()
+        await lead(core, leader)
+        assert calls.told[-1] == ("commit", 90)
 
     asyncio.run(go())

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 from tests.scheduler.simulated import CALM_AFTER_S, World
+from tests.scheduler.trouble import run
 
 SEEDS = 1000
 EACH = 50
 
 
 def check(seed: int) -> World:
-    world = World(seed)
-    world.run()
-    replay = f"replay: World({seed}).run() of tests/scheduler/simulated.py"
+    world = run(seed)
+    replay = f"replay: run({seed}) of tests/scheduler/trouble.py"
     lost = [i for i in world.asks if not world.results[i] and i not in world.left]
     assert not lost, f"lost {lost}; {replay}"
     twice = [i for i, count in (world.results + world.ends).items() if count > 1]

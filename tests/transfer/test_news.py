@@ -54,6 +54,7 @@ def test_news_come_at_once(tmp_path: Path, way: str) -> None:
         waiting = pool.submit(store.steps, 3)
         publish(publisher, 4)
         assert Step(3, 4) in waiting.result()
+    store.close()
     server.close()
 
 
@@ -96,3 +97,41 @@ def test_a_relay_asks_once_for_all_who_wait(tmp_path: Path) -> None:
         upstream.opened.set()
         assert all(Step(0, 1) in one.result() for one in waiting)
     assert upstream.asked == 1
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_relay_fetches_what_nobody_asked_for_only_if_it_follows(
+    tmp_path: Path, follows: bool
+) -> None:
+    written = FileStore(tmp_path / "store", "job")
+    publish(Publisher(written), 0)
+    asked, real = threading.Event(), Relay._bring_newest
+
+    class Watched(Relay):
+        def _bring_newest(self, known: dict[Step, int]) -> None:
+            real(self, known)
+            asked.set()
+
+    relay = Watched(written, tmp_path / "relay", follows=follows)
+    assert set(relay.steps()) == set(relay.steps(-1)) == {Step(None, 0)}
+    if follows:
+        assert asked.wait(LONG_S)
+        while not FileStore(tmp_path / "relay", "job").steps():
+            pass
+    assert asked.is_set() is follows
+    assert relay.manifests(Step(None, 0))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("after", [None, 0])
+def test_a_relay_asks_again_after_a_defect(
+    tmp_path: Path, after: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = FileStore(tmp_path / "store", "job")
+    publish(Publisher(written), 1)
+    relay = Relay(written, tmp_path / "relay")
+    with monkeypatch.context() as broken:
+        broken.setattr(written, "steps", lambda after: 1 / 0)
+        assert relay.steps(after) == {}
+    while not relay.steps(after):
+        pass

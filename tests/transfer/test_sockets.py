@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,17 @@ def test_a_relay_whose_upstream_is_gone_answers_before_subscribers_give_up(
     until_whole(relay)
     clusters.server.close()
     clusters.agree(clusters.host(clusters.client(near, patience_s=10.0), "second"))
+
+
+def test_a_closed_store_insists_no_longer(clusters: Clusters) -> None:
+    clusters.publish()
+    store = clusters.client(clusters.server, patience_s=600.0)
+    clusters.server.close()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(store.steps)
+        store.close()
+        with pytest.raises(StoreError, match=r"refused|closed"):
+            asking.result()
 
 
 def until_whole(relay: Relay) -> None:

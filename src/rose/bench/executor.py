@@ -303,9 +303,9 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
     ratios: dict[str, Any] = {}
 
     def against_alone(mode: str, what: str) -> float:
-        found = [part["modes"][mode][f"{what}_p99_vs_alone"] for part in scenarios.values()
-                 if mode in part["modes"]]  # fmt: skip
-        return max(one["value"] if one else float("inf") for one in found)
+        p99s = [part["modes"][mode][f"{what}_p99_vs_alone"] for part in scenarios.values()
+                if mode in part["modes"]]  # fmt: skip
+        return max(one["value"] if one else float("inf") for one in p99s)
 
     def worst(mode: str, what: str) -> float:
         return float(min(p["modes"][mode][what] for p in scenarios.values() if mode in p["modes"]))

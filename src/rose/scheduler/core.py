@@ -17,12 +17,13 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rose.scheduler import order, placement, prefixes
 from rose.scheduler.facts import Standing
 from rose.scheduler.fleet import Engine
+from rose.scheduler.job import Job
 from rose.scheduler.order import Lengths, Waiting
 from rose.scheduler.placement import Placing
 from rose.scheduler.prefixes import Prefixes
@@ -49,58 +50,6 @@ class Rules:
     stall_s: float = STALL_S
     most_waiting: int = 10_000
     """Turns that may wait, per job; more are refused for now."""
-
-
-@dataclass
-class Job:
-    """`share`: of the fleet, against other jobs that want it too."""
-
-    name: str
-    share: float = 1.0
-    most_running: int = 1 << 30
-    max_borrowed: int = 1 << 30
-    """Devices that it may use at once beside dedicated ones."""
-    max_staleness: int | None = None
-    """Versions that an engine may be behind; None: any, once it had the current one."""
-    per_version: int | None = None
-    """Trajectories that a step of the trainer takes; None: not known, all may begin at once."""
-    version: int | None = None
-    """The newest, if versions are numbers that we were told."""
-    first: int = 0
-    begun: int = 0
-    """Trajectories since version `first`."""
-    held: deque[str] = field(default_factory=deque)
-    """First turns of trajectories that would be stale before a trainer gets to them."""
-    running: int = 0
-    waiting: int = 0
-    queue: list[tuple[float, int, str]] = field(default_factory=list)
-    """A heap; turns that no longer wait are left out when they come up, or are too many."""
-    lengths: Lengths = field(default_factory=Lengths)
-
-    def may_use(self, engine: Engine) -> bool:
-        if engine.jobs and self.name not in engine.jobs:
-            return False
-        if self.version is None:
-            return True
-        if not engine.version.isdigit() or int(engine.version) < engine.due:
-            return False
-        behind = self.version - int(engine.version)
-        return self.max_staleness is None or behind <= self.max_staleness
-
-    def lead(self, version: int) -> None:
-        """This is the newest version now."""
-        if self.version is None:
-            self.first = version
-        self.version = version
-
-    @property
-    def may_begin(self) -> bool:
-        """Whether another trajectory would be trained on while its weights are fresh enough: as
-        many may have begun as all steps up to `max_staleness` from now take."""
-        if self.per_version is None or self.version is None:
-            return True
-        steps = self.version - self.first + 1 + (self.max_staleness or 0)
-        return self.begun < self.per_version * steps
 
 
 class Start(NamedTuple):

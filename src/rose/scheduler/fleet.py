@@ -34,6 +34,8 @@ class Engine:
     jobs: frozenset[str] = frozenset()
     """That it may serve; any if empty."""
     version: str = ""
+    source: tuple[str, str] | None = None
+    """Store and job that its versions are of, if it was asked or told."""
     due: int = 0
     """Version that it must have before it gets turns: the current one when it joined."""
     joined: float = 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from rose.scheduler.core import Job
+from rose.scheduler.job import Job
 from rose.scheduler.weights import Source
 from rose.transfer.store import open_store
 

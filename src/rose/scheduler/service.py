@@ -69,6 +69,7 @@ class Service:
         self._kept: dict[str, float] = {}
         self._misses: dict[str, int] = {}
         self._context: dict[str, int] = {}
+        self._again: asyncio.Handle | None = None
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -125,6 +126,9 @@ class Service:
 
     def kick(self) -> None:
         """Do what the core wants done now."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         for action in self.core.decide(time.monotonic()):
             match action:
                 case Start():
@@ -140,7 +144,7 @@ class Service:
                     ) is not None:
                         going.cancel()
         if self.core.unfinished:
-            asyncio.get_running_loop().call_soon(self.kick)
+            self._again = asyncio.get_running_loop().call_soon(self.kick)
 
     async def _attempt(self, start: Start, number: int) -> None:
         """One request to an engine: closing the connection is what ends it there."""

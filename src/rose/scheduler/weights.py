@@ -3,8 +3,9 @@
 A job's *source* says where its versions are published: from the command line, and then what is
 newest there is current; or from a trainer's own `init_weight_transfer_engine` call, and then
 current is what it finished last. Engines fetch and stage by themselves; each one that is behind is
-led on its own: told of the source if it does not know it, waited for until all its ranks have the
-version staged, committed in a short pause while its turns keep what they have.
+led on its own: told of the source if it follows none or another, waited for until all its ranks
+have the version staged, committed in a short pause while its turns keep what they have. An engine
+that several jobs may use stays with the source that it was led to first.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from rose.scheduler.core import Job, Scheduler
+from rose.scheduler.core import Scheduler
 from rose.scheduler.fleet import Engine
+from rose.scheduler.job import Job
 from rose.transfer.copy import TransferError
 from rose.transfer.store import Store, StoreError, open_store
 from rose.transfer.vllm.client import EngineClient
@@ -41,6 +43,10 @@ class Source(NamedTuple):
     job: str
     folder: str
 
+    @property
+    def where(self) -> tuple[str, str]:
+        return self.store, self.job
+
 
 class Leader:
     """`updates`: held while an engine commits; a trainer's call to all engines holds it too."""
@@ -59,7 +65,12 @@ class Leader:
     def watch(self, job: str, source: Source) -> None:
         """Lead the job's engines to whatever is newest; ValueError if that cannot be a store."""
         self._watched[job] = open_store(source.store, source.job)
+        self.follow(job, source)
+
+    def follow(self, job: str, source: Source) -> None:
+        """The job's versions are of this source; whoever says what is current."""
         self.sources[job] = source
+        self._core.jobs[job].source = source.where
 
     def hold(self, job: str) -> None:
         """A trainer has begun to update the job's engines itself; that takes it several calls."""
@@ -106,10 +117,13 @@ class Leader:
         if self._is_held(job.name):
             return
         now = time.monotonic()
+        others = {other.where for other in self.sources.values()} - {source.where}
         for engine in self._core.engines.values():
-            behind = job.version is not None and engine.version != str(job.version)
+            there = (engine.version, engine.source) == (str(job.version), source.where)
+            behind = job.version is not None and not there
             waits = engine.id in self._leading or now < self._not_before.get(engine.id, 0.0)
-            if behind and not waits and (not engine.jobs or job.name in engine.jobs):
+            ours = (not engine.jobs or job.name in engine.jobs) and engine.source not in others
+            if behind and ours and not waits:
                 client = EngineClient(session, engine.url)
                 task = asyncio.create_task(self._lead(client, engine, source, job))
                 self._leading[engine.id] = task
@@ -121,7 +135,9 @@ class Leader:
         version = job.version
         try:
             await _introduce(client, source, version)
+            engine.source = source.where
             version = await client.staged(version, STAGED_S, newer=True)
+            await self._confirm(job, version)
             async with self._updates:
                 if self._is_held(job.name):
                     return
@@ -135,10 +151,24 @@ class Leader:
         facts |= {"version": version, "pause_ms": round(1e3 * updated.pause_s)}
         log.info("led", extra={"facts": facts})
 
+    async def _confirm(self, job: Job, version: int) -> None:
+        """A version newer than the current one may just have been published; if the store does not
+        have it, it is of another run that left its copy in the folder."""
+        assert job.version is not None
+        if version > job.version and job.name in self._watched:
+            await self._look(job.name)
+            if version > job.version:
+                raise TransferError(
+                    f"version {version} is not in {self.sources[job.name].store}, which ends with "
+                    f"{job.version}: the engine's folder has a copy of another run"
+                )
+
 
 async def _introduce(client: EngineClient, source: Source, version: int) -> None:
-    """An engine that does not know the source, or was restarted, is told."""
+    """An engine that follows no source, as it was restarted, or another one, is told."""
     try:
-        await client.ranks(version)
+        ranks = await client.ranks(version)
     except TransferError:
+        ranks = []
+    if not ranks or {(rank["store"], rank["job"]) for rank in ranks} != {source.where}:
         await client.init(*source)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,7 +82,10 @@ def relay(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         claimed = claim(folder / "relay.lock")
-        relays = {n: Relay(one, folder, most_bytes=most_bytes) for n, one in sources.items()}
+        relays = {
+            n: Relay(one, folder, most_bytes=most_bytes, follows=follow)
+            for n, one in sources.items()
+        }
     except BlockingIOError:
         fail(f"--folder {folder} is another relay's")
     except OSError as error:
@@ -97,12 +100,14 @@ def relay(
 
     what = f"{', '.join(relays)} of {upstream}"
     serving = _serving(what, of, listen, certificate, key)
-    with claimed, serving, suppress(KeyboardInterrupt):
+    with claimed, serving, ExitStack() as open_, suppress(KeyboardInterrupt):
+        for one in relays.values():
+            open_.callback(one.close)
         while True:
             for name, one in relays.items():
                 try:
                     if follow:
-                        one.follow()
+                        one.steps()
                     known[name] = _tell_of_new(kept[name], known[name])
                 except (StoreError, OSError) as error:
                     log.warning("job %s: %s", name, error)

@@ -53,7 +53,10 @@ MERGE = 4
 BATCH = 4
 """Frames that a thread compares at a time: one takes it less than handing it over would."""
 AHEAD = 2
-"""Batches per thread: enough that none waits, few enough to be less than a bucket."""
+"""Batches per thread: enough that none waits."""
+THREADS = 16
+"""More would wait for memory, and what they hold (128 KB a frame, more if it is dense) must stay
+less than a bucket."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Publisher:
         self.compress = compress
         """Worth it on links of a few Gb/s; may be changed between versions."""
         self._rank, self._ranks = rank, ranks
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = min(threads or len(os.sched_getaffinity(0)), THREADS)
         self._snapshot: dict[Piece, Bits] = {}
         self._tensors: dict[Piece, Tensor] = {}
         self.version: int | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -66,11 +67,20 @@ class _Arriving:
 class Relay:
     """A store that fetches what it has not from `upstream`; may be served by `server.Server`."""
 
-    def __init__(self, upstream: Store, folder: Path, *, most_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        upstream: Store,
+        folder: Path,
+        *,
+        most_bytes: int | None = None,
+        follows: bool = True,
+    ) -> None:
+        """`follows`: what is newest is fetched before anybody asks for it."""
         self.job = upstream.job
         self._upstream = upstream
         self._local = FileStore(folder, upstream.job)
         self._most_bytes = most_bytes
+        self._follows = follows
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._arriving: dict[Step, _Arriving] = {}
@@ -78,60 +88,55 @@ class Relay:
         """Held while a step's manifests are asked for: once, whoever wants them."""
         self._known: dict[Step, int] = {}
         self._known_at = 0.0
-        self._asking: threading.Event | None = None
-        self._awaiting = False
-        """Upstream is asked for a version that is not there yet."""
+        self._asking: set[bool] = set()
+        """Upstream is being asked: for what there is, for what is not there yet (True)."""
 
     # ---- what subscribers ask
 
     def steps(self, after: int | None = None) -> dict[Step, int]:
         """Upstream's; without it, those that are here whole."""
-        if after is not None:
-            return self._await(after)
-        with self._lock:
-            if self._asking is None and time.monotonic() - self._known_at > FRESH_S:
-                self._asking = threading.Event()
-                threading.Thread(
-                    target=self._ask, args=(self._asking,), name="rose-relay", daemon=True
-                ).start()
-            asking, known = self._asking, self._known
-        if asking is not None:
-            known = self._known if asking.wait(ANSWER_S) else {}
-        return dict(known or self._local.steps())
-
-    def _await(self, after: int) -> dict[Step, int]:
-        """One question upstream, however many wait here for its answer."""
+        began, known = time.monotonic(), None
         with self._news:
-            if not self._awaiting and not has_news(self._known, after):
-                self._awaiting = True
-                threading.Thread(
-                    target=self._ask_for_news, args=(after,), name="rose-relay", daemon=True
-                ).start()
-            self._news.wait_for(lambda: has_news(self._known, after), NEWS_S)
-            known = self._known
+            if after is None:
+                answered = partial(self._is_fresh, began - FRESH_S)
+                if answered() or self._ask(None, answered, ANSWER_S):
+                    known = self._known
+            else:
+                news = partial(self._has_news, after)
+                if not news():
+                    self._ask(after, news, NEWS_S)
+                known = self._known
         return dict(known or self._local.steps())
 
-    def _ask_for_news(self, after: int) -> None:
+    def _is_fresh(self, since: float) -> bool:
+        return self._known_at > since
+
+    def _has_news(self, after: int) -> bool:
+        return has_news(self._known, after)
+
+    def _ask(self, after: int | None, enough: Callable[[], bool], wait_s: float) -> bool:
+        """Wait for upstream's answer to one question, however many wait here for it."""
+        awaits = after is not None
+        if awaits not in self._asking:
+            self._asking.add(awaits)
+            threading.Thread(
+                target=self._hear, args=(after,), name="rose-relay", daemon=True
+            ).start()
+        return self._news.wait_for(enough, wait_s)
+
+    def _hear(self, after: int | None) -> None:
         known: dict[Step, int] = {}
         try:
             known = self._upstream.steps(after)
         except StoreError as error:
             log.warning("the relay works from its disk: %s", error)
-        with self._news:
-            self._known, self._known_at, self._awaiting = known, time.monotonic(), False
-            self._news.notify_all()
-        self._bring_newest(known)
-
-    def _ask(self, answered: threading.Event) -> None:
-        try:
-            known = self._upstream.steps()
-        except StoreError as error:
-            log.warning("the relay works from its disk: %s", error)
-            known = {}
-        with self._lock:
-            self._known, self._known_at, self._asking = known, time.monotonic(), None
-        answered.set()
-        self._bring_newest(known)
+        finally:
+            with self._news:
+                self._known, self._known_at = known, time.monotonic()
+                self._asking.discard(after is not None)
+                self._news.notify_all()
+        if self._follows:
+            self._bring_newest(known)
 
     def manifests(self, step: Step) -> list[Manifest]:
         try:
@@ -163,13 +168,13 @@ class Relay:
     def remove(self, step: Step) -> None:
         raise StoreError("a relay only passes on")
 
+    def close(self) -> None:
+        self._upstream.close()
+
     # ---- what it does by itself
 
-    def follow(self) -> None:
-        """Fetch what leads to the newest version, before anybody asks."""
-        self._bring_newest(self.steps())
-
     def _bring_newest(self, known: dict[Step, int]) -> None:
+        """Fetch what leads to the newest version, before anybody asks."""
         here = self._local.steps()
         newest = max((step.version for step in here), default=None)
         try:

@@ -69,6 +69,8 @@ class Control:
             if name == "start_weight_update":
                 self._service.leader.hold(job)
             answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
+        if name == "start_weight_update" and not any(status < 400 for _, status, _ in answers):
+            self._service.leader.release(job)
         if not answers:
             raise Wrong(503, f"no engine of job {job} is there", "ServiceUnavailableError")
         failed = [(engine, status, data) for engine, status, data in answers if status >= 400]
@@ -81,7 +83,7 @@ class Control:
                 return answer(status, refused)
             log.warning(refused, extra={"facts": {"engine": engine.id}})  # it will be led there
         if name == "init_weight_transfer_engine":
-            self._note_source(job, body)
+            self._note_source(job, body, [engine for engine, _ in done])
         elif name == "update_weights":
             with contextlib.suppress(msgspec.DecodeError):
                 self._asked[job] = msgspec.json.decode(
@@ -92,11 +94,14 @@ class Control:
             self._service.leader.release(job)
         return Response(done[0][1], media_type="application/json")
 
-    def _note_source(self, job: str, body: bytes | None) -> None:
+    def _note_source(self, job: str, body: bytes | None, engines: list[Engine]) -> None:
         """Engines that come later are told the same, if they can go there on their own."""
         with contextlib.suppress(msgspec.DecodeError):
             said = msgspec.json.decode(body or b"{}", type=_Init)
-            self._service.leader.sources[job] = Source(**msgspec.structs.asdict(said.init_info))
+            source = Source(**msgspec.structs.asdict(said.init_info))
+            self._service.leader.follow(job, source)
+            for engine in engines:
+                engine.source = source.where
 
     def _with_version(self, job: str, body: bytes | None) -> bytes | None:
         """TRL finishes an update without naming it: then it is the version that was asked for."""

@@ -44,3 +44,6 @@ class Store(Protocol):
 
     def remove(self, step: Step) -> None:
         """Forget a step; readers in the middle of it get `StoreError`."""
+
+    def close(self) -> None:
+        """Nothing more is asked; who still waits for something gets `StoreError` soon."""

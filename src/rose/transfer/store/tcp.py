@@ -11,6 +11,7 @@ import queue
 import secrets
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,7 @@ class TcpStore:
         self._writer = secrets.token_hex(16)
         self._idle: queue.LifoQueue[socket.socket] = queue.LifoQueue()
         self._pool = ThreadPoolExecutor(CONNECTIONS, "rose-tcp")
+        self._closed = threading.Event()
 
     def steps(self, after: int | None = None) -> dict[Step, int]:
         answer = self._ask("steps", after=after)
@@ -91,6 +93,7 @@ class TcpStore:
         self._ask("remove", step)
 
     def close(self) -> None:
+        self._closed.set()
         self._pool.shutdown(cancel_futures=True)
         while not self._idle.empty():
             self._idle.get().close()
@@ -159,9 +162,8 @@ class TcpStore:
             except OSError as error:
                 if progress() > reached:
                     reached, deadline = progress(), time.monotonic() + self._patience_s
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self._closed.wait(AGAIN_S):
                     raise StoreError(f"{self.name}: {error}") from error
-                time.sleep(AGAIN_S)
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:

@@ -62,6 +62,7 @@ class RoseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 "graphs keep the kernels they were made with"
             )
         self._follower: Follower | None = None
+        self._source: InitInfo | None = None
         self._live: Live | None = None
         self._tensors: dict[str, Tensor] = {}
 
@@ -72,6 +73,7 @@ class RoseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         folder = Path(init_info.folder) / self._slices()
         options = dict((self.vllm_config.additional_config or {}).get("rose", {}))
         self._follower = Follower(lambda: self._open(store, folder), options.get("host_cores", ()))
+        self._source = init_info
 
     def start_weight_update(self) -> None:
         """Nothing to do: all is staged, or will be."""
@@ -94,6 +96,11 @@ class RoseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self._follower is not None:
             self._follower.stop()
             self._follower = None
+
+    def status(self, wanted: int | None) -> dict[str, Any]:
+        status = self.following.status(wanted)
+        assert self._source is not None
+        return status | {"store": self._source.store, "job": self._source.job}
 
     def digests(self) -> list[Any]:
         """Of every slice in the live model; the engine should be paused."""

@@ -15,8 +15,9 @@ class Weights:
     weight_transfer_engine: Any
 
     def rose_weights(self, wanted: int | None = None) -> dict[str, Any]:
-        """Which version the model is, which is staged, what went wrong; `wanted`: look for it."""
-        status: dict[str, Any] = _engine(self).following.status(wanted)
+        """Of which store the model is which version, which is staged, what went wrong; `wanted`:
+        look for it."""
+        status: dict[str, Any] = _engine(self).status(wanted)
         return status
 
     def rose_digests(self) -> list[Any]:
