@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from rose.bench.codecs import CODECS, UNPACKED, Codec, measure, versions, wire_bytes
-from rose.transfer.delta import FRAME, Bits
+from rose.transfer.delta import Bits
+from rose.transfer.layout import FRAME
 
 ODD = np.array([[0x0000, 0x8000], [0x7FC0, 0x7FC1], [0x7F80, 0xFF81], [0x8000, 0xFFFF]], np.uint16)
 """Old and new bits: 0.0 and -0.0, NaNs with other payloads, infinity and a NaN."""

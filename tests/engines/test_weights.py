@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from rose import models
 from rose.transfer import Publisher
-from rose.transfer.copy import TransferError
+from rose.transfer.errors import TransferError
 from rose.transfer.store.files import FileStore
 from rose.transfer.store.server import Server
 from rose.transfer.vllm.client import EngineClient, Updated

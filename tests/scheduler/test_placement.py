@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rose.scheduler.facts import EngineFacts, Speed, Standing
-from rose.scheduler.placement import POLICIES, Placing, has_room, place
+from rose.scheduler.placement import POLICIES, Placing, Reason, has_room, place, reason
 
 SPEED = Speed(step_s=0.02, turn_s=0.002, prefill_s=0.001)
 
@@ -49,6 +49,14 @@ def test_only_ready_engines_with_room_get_turns() -> None:
     assert not has_room(turn(), full)
     assert has_room(turn(), replace(full, context=0, running=0, capacity=500))
     assert not has_room(turn(), engine("a", running=engine("a").slots))
+
+
+def test_why_a_turn_went_where_it_went_can_be_told() -> None:
+    assert reason(turn(), "a") == Reason.NEW
+    had = turn(cached={"a": 900, "b": 900, "c": 100}, before="a")
+    told = [reason(had, name) for name in "abcd"]
+    assert told == [Reason.STAYED, Reason.PREFIX, Reason.MOVED, Reason.MOVED]
+    assert reason(turn(before="gone"), "a") == Reason.MOVED
 
 
 def test_the_others_do_what_they_say() -> None:

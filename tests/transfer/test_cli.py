@@ -58,6 +58,7 @@ class Trainer:
             if (last := self.publisher.version) is not None:
                 self.values["embed"][last, :CHANGED] += 1.0
             self.publisher.publish(self.values)
+            self.publisher.settle()
 
     def bucket(self, step: Step) -> Path:
         base = "nothing" if step.base is None else f"{step.base:010d}"

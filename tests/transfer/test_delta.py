@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.transfer.delta import (
-    CHUNK,
-    FRAME,
     UNSIGNED,
     Bits,
     Changes,
@@ -25,6 +23,7 @@ from rose.transfer.delta import (
     patch,
     patch_plainly,
 )
+from rose.transfer.layout import CHUNK, FRAME
 
 SIZES = (0, 1, 3, 31, 32, 33, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17)
 DENSITIES = (0.0, 1e-5, 0.001, 0.01, 0.3, 0.66, 0.67, 0.9, 1.0)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from tests.transfer.test_history import agree, got, nudge, weights, wire
 
-from rose.transfer.copy import TransferError
+from rose.transfer.errors import TransferError
 from rose.transfer.manifest import Step
 from rose.transfer.publisher import Publisher
 from rose.transfer.store import AUTHORITY, SECRET, open_store
@@ -74,6 +74,7 @@ class Trainer:
         self.values["embed"] += 1.0
         self.values["up"] += 1.0
         self.publisher.publish(self.values)
+        self.publisher.settle()
 
     def agree(self, host: Subscriber) -> None:
         agree(host, self.publisher, self.values)
@@ -179,7 +180,9 @@ def test_a_publisher_killed_between_buckets(tmp_path: Path) -> None:
 def _publishes(store: TcpStore, values: Any) -> bool:
     """False while the server has not noticed that the publisher before is gone."""
     try:
-        Publisher(store, threads=1).publish(values)
+        publisher = Publisher(store, threads=1)
+        publisher.publish(values)
+        publisher.settle()
     except StoreError as error:
         if "already has a publisher" in str(error):
             return False
@@ -197,6 +200,7 @@ def test_two_publishers_over_tcp(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="job job already has a publisher of rank 0"):
         other.publish(values)
     one.publish(values)
+    one.settle()
     first.close()
     until(lambda: _publishes(second, values))
     assert list(files.steps()) == [Step(None, 0), Step(0, 1), Step(1, 2)]

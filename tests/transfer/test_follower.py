@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rose.transfer.copy import Copy, TransferError
+from rose.transfer.copy import Copy
+from rose.transfer.errors import TransferError
 from rose.transfer.publisher import Publisher
 from rose.transfer.store.base import StoreError
 from rose.transfer.store.files import FileStore

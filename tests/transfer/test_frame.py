@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.transfer.test_delta import DENSITIES, pair, same
 
 from rose.transfer import frame
-from rose.transfer.delta import CHUNK, FRAME, UNSIGNED, FrameError, diff, patch
+from rose.transfer.delta import UNSIGNED, FrameError, diff, patch
+from rose.transfer.layout import CHUNK, FRAME
 
 
 @pytest.mark.parametrize("compress", [False, True])

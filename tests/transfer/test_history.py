@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from rose.transfer import publisher as publishing
 from rose.transfer import relay
-from rose.transfer.copy import TransferError
-from rose.transfer.delta import FRAME
-from rose.transfer.layout import Shard, part
+from rose.transfer.errors import TransferError
+from rose.transfer.layout import FRAME, Shard, part
 from rose.transfer.manifest import Step
 from rose.transfer.publisher import Publisher
 from rose.transfer.store.base import StoreError
@@ -84,6 +83,7 @@ class World:
         nudge(self.rng, self.values)
         names = self.rng.sample(list(self.values), len(self.values))
         self.publisher.publish({name: self.values[name] for name in names})
+        self.publisher.settle()
 
     def restart_publisher(self) -> None:
         self.store.close()
@@ -273,7 +273,7 @@ def test_a_published_version_is_one_though_its_anchor_fails(
 
     monkeypatch.setattr(world.store, "seal", full)
     world.publish()
-    assert "version 6 is published, but its history not kept: No space left" in caplog.text
+    assert "version 6 is published, but then: No space left" in caplog.text
     assert Step(None, 6) not in world.store.steps()
     world.update(0)
     monkeypatch.undo()
@@ -372,10 +372,12 @@ def test_publishing_needs_no_second_model(tmp_path: Path, monkeypatch: pytest.Mo
     value = torch.zeros(32 << 20, dtype=torch.bfloat16)
     publisher = Publisher(FileStore(tmp_path, "job"), threads=1, compress=False)
     publisher.publish({"w": value})
+    publisher.settle()
     value.view(torch.int16).add_(1)
     tracemalloc.start()
     try:
         report = publisher.publish({"w": value})
+        publisher.settle()
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rose.transfer import manifest as manifests
-from rose.transfer.copy import TransferError
+from rose.transfer.errors import TransferError
 from rose.transfer.manifest import (
     FRAMES,
     MAGIC,

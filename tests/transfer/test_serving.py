@@ -162,7 +162,9 @@ def test_a_trainer_elsewhere_publishes_into_a_writable_folder(
     (tmp_path / "store").mkdir()
     serving = start("weights", "serve", tmp_path / "store", "--listen", "127.0.0.1:0", "--writable")
     values = weights(random.Random(3))
-    Publisher(connect(serving.url, "new"), threads=1).publish(values)
+    publisher = Publisher(connect(serving.url, "new"), threads=1)
+    publisher.publish(values)
+    publisher.settle()
     host = Subscriber(FileStore(tmp_path / "store", "new"), tmp_path / "host")
     assert host.update() == 0
     assert got(host) == wire(values)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.transfer.test_history import SHAPES, World, got, wire
 
-from rose.transfer.copy import TransferError
+from rose.transfer.errors import TransferError
 from rose.transfer.layout import Shard, part
 from rose.transfer.subscriber import Subscriber
 

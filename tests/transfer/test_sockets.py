@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.transfer.test_history import agree, got, nudge, weights
 
 from rose.transfer import relay as relaying
-from rose.transfer.copy import TransferError
+from rose.transfer.errors import TransferError
 from rose.transfer.manifest import Manifest, Step
 from rose.transfer.publisher import Publisher
 from rose.transfer.relay import Relay
@@ -51,6 +51,7 @@ class Clusters:
         nudge(self.rng, self.values)
         self.values["embed"][0, 0] += 1.0
         self.publisher.publish(self.values)
+        self.publisher.settle()
 
     def serve(self, store: Any, **more: Any) -> Server:
         def of(job: str) -> Any:

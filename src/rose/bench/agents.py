@@ -8,6 +8,7 @@ checked.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ import msgspec
 from rose.bench.emulated import TAIL, VOCABULARY, next_token
 from rose.bench.trajectories import Trajectory
 
-RETRY_S = 0.05
+RETRY_S, RETRY_LAST_S = 0.05, 1.0
+"""Twice as long every time, and not all at the same time, as clients do it."""
 PATIENCE_S = 120.0
 """A turn that has not been answered for so long is lost."""
 
@@ -56,6 +58,7 @@ class Agents:
         self._name = name
         self._url_of = url_of
         self._stream = stream
+        self._random = random.Random(0)
 
     async def run(self, trajectories: Sequence[Trajectory], seconds: float | None = None) -> Record:
         """All at once, to their end, or until the time is over."""
@@ -101,7 +104,7 @@ class Agents:
             "X-Request-ID": id_,
             "X-Session-ID": f"{self._name}.{number}",
         }
-        body, began = msgspec.json.encode(asked), time.monotonic()
+        body, began, pause = msgspec.json.encode(asked), time.monotonic(), RETRY_S
         while time.monotonic() - began < PATIENCE_S:
             try:
                 url = f"{self._url_of(number)}/inference/v1/generate"
@@ -113,7 +116,8 @@ class Agents:
             except (aiohttp.ClientError, OSError, TimeoutError):
                 pass  # it is counted, and asked again
             self.record.retries += 1
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
+            pause = min(2 * pause, RETRY_LAST_S)
         return None
 
 

@@ -24,7 +24,8 @@ import numpy as np
 import zstandard
 
 from rose.transfer import delta, frame
-from rose.transfer.delta import FRAME, Bits
+from rose.transfer.delta import Bits
+from rose.transfer.layout import FRAME
 
 DENSITIES = (0.001, 0.01, 0.03, 0.1, 1.0)
 ELEMENTS = 64 * FRAME

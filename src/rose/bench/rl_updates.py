@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rose import models
 from rose.bench.codecs import CODECS, wire_bytes
-from rose.transfer.delta import FRAME, Bits
+from rose.transfer.delta import Bits
+from rose.transfer.layout import FRAME
 from rose.transfer.weights import held
 
 LEARNING_RATE = 1e-6

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from rose.bench import fleets, trajectories
 from rose.bench.agents import Agents, Record
@@ -326,4 +327,4 @@ def _runs(found: Any) -> Iterator[dict[str, Any]]:
 
 
 def main(settings: Settings, say: Say, keep: Keep) -> None:
-    asyncio.run(run(settings, say, keep))
+    uvloop.run(run(settings, say, keep))

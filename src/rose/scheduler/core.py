@@ -25,7 +25,7 @@ from rose.scheduler.facts import Standing
 from rose.scheduler.fleet import Engine
 from rose.scheduler.job import Job
 from rose.scheduler.order import Lengths, Waiting
-from rose.scheduler.placement import Placing
+from rose.scheduler.placement import Placing, Reason
 from rose.scheduler.prefixes import Prefixes
 from rose.scheduler.turn import Ask, Chunk, Cut, State, Turn
 
@@ -80,6 +80,8 @@ class Scheduler:
         self.prefixes = Prefixes()
         self.cuts: Counter[Cut] = Counter()
         self.ended: Counter[State] = Counter()
+        self.reasons: Counter[Reason] = Counter()
+        """Of placements."""
         self.hits = self.looked = 0
         """Prompt tokens that engines had cached, and all, of turns placed."""
         self._before: dict[str, tuple[str, int]] = {}
@@ -171,7 +173,7 @@ class Scheduler:
 
     def join(self, engine: Engine, now: float) -> None:
         engine.joined = now
-        of_it = (j for j in self.jobs.values() if not engine.jobs or j.name in engine.jobs)
+        of_it = (j for j in self.jobs.values() if engine.serves(j.name))
         engine.due = max((job.version or 0 for job in of_it), default=0)
         self.engines[engine.id] = engine
 
@@ -285,6 +287,7 @@ class Scheduler:
         self.hits += had
         self.looked += len(tokens)
         self._placed += 1
+        self.reasons[placement.reason(asked, engine.id)] += 1
         engine.begin(turn, len(tokens) - had, len(tokens) + expected, now)
         job.running += 1
         job.waiting -= 1

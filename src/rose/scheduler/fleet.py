@@ -59,6 +59,9 @@ class Engine:
     _suspect_s: float = SUSPECT_FIRST_S
     _cuts: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_CUTS))
 
+    def serves(self, job: str) -> bool:
+        return not self.jobs or job in self.jobs
+
     def standing(self, now: float) -> Standing:
         if not self.active:
             return Standing.DORMANT

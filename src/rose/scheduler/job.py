@@ -37,16 +37,22 @@ class Job:
     """A heap; turns that no longer wait are left out when they come up, or are too many."""
     lengths: Lengths = field(default_factory=Lengths)
 
+    def behind(self, engine: Engine) -> int | None:
+        """Versions; None if they cannot be told."""
+        if self.version is None or not engine.serves(self.name) or not engine.version.isdigit():
+            return None
+        return self.version - int(engine.version)
+
     def may_use(self, engine: Engine) -> bool:
-        if engine.jobs and self.name not in engine.jobs:
+        if not engine.serves(self.name):
             return False
         if self.version is None:
             return True
         if self.source is not None and engine.source != self.source:
             return False
-        if not engine.version.isdigit() or int(engine.version) < engine.due:
+        behind = self.behind(engine)
+        if behind is None or int(engine.version) < engine.due:
             return False
-        behind = self.version - int(engine.version)
         return self.max_staleness is None or behind <= self.max_staleness
 
     def lead(self, version: int) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from rose.scheduler.facts import EngineFacts, Standing
 
@@ -60,6 +61,28 @@ def has_room(turn: Placing, engine: EngineFacts) -> bool:
         return False
     fits = engine.context + turn.context + turn.expected <= engine.capacity
     return fits or not engine.running
+
+
+class Reason(StrEnum):
+    """Why a turn went where it went, as far as that can be seen from outside of a policy."""
+
+    STAYED = "stayed"
+    """With the engine of the turn before, or that has most of its prompt."""
+    PREFIX = "prefix"
+    """Another one has as much of it."""
+    MOVED = "moved"
+    """Away from what is cached elsewhere."""
+    NEW = "new"
+    """Nobody has anything of it."""
+
+
+def reason(turn: Placing, engine: str) -> Reason:
+    if engine == turn.before:
+        return Reason.STAYED
+    most = max(turn.cached.values(), default=0)
+    if most and turn.cached.get(engine, 0) == most:
+        return Reason.PREFIX
+    return Reason.MOVED if most or turn.before is not None else Reason.NEW
 
 
 def cost_s(turn: Placing, engine: EngineFacts) -> float:

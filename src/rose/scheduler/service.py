@@ -68,7 +68,8 @@ class Service:
         self._ends: dict[str, asyncio.Event] = {}
         self._kept: dict[str, float] = {}
         self._misses: dict[str, int] = {}
-        self._context: dict[str, int] = {}
+        self.contexts: dict[str, int] = {}
+        """Tokens of jobs' models, once they were asked for."""
         self._again: asyncio.Handle | None = None
 
     @contextlib.asynccontextmanager
@@ -211,7 +212,7 @@ class Service:
     async def anybody(self, job: str) -> Engine:
         """An engine to ask about a job's model; waits for one."""
         while True:
-            usable = [e for e in self.core.engines.values() if not e.jobs or job in e.jobs]
+            usable = [e for e in self.core.engines.values() if e.serves(job)]
             alive = [e for e in usable if not self._misses.get(e.id)]
             if alive or usable:
                 return min(alive or usable, key=lambda e: len(e.turns))
@@ -237,14 +238,14 @@ class Service:
 
     async def context(self, job: str) -> int:
         """Tokens of the model's context."""
-        if job not in self._context:
+        if job not in self.contexts:
             status, data = await self.ask(job, "GET", "/v1/models", None)
             models = msgspec.json.decode(data).get("data", []) if status == 200 else []
             found = [m.get("max_model_len") for m in models if m.get("max_model_len")]
             if not found:
                 return 1 << 30
-            self._context[job] = int(found[0])
-        return self._context[job]
+            self.contexts[job] = int(found[0])
+        return self.contexts[job]
 
     async def everybody(self, job: str, method: str, path: str, body: bytes | None) -> list[Any]:
         """Ask all engines of a job; [(engine, status, data)]. Those that fail are left out."""
@@ -258,7 +259,7 @@ class Service:
                 log.warning("%s", error)
                 return None
 
-        engines = [e for e in self.core.engines.values() if not e.jobs or job in e.jobs]
+        engines = [e for e in self.core.engines.values() if e.serves(job)]
         return [found for found in await asyncio.gather(*map(one, engines)) if found is not None]
 
     async def _tick(self) -> None:

@@ -61,8 +61,9 @@ def _lease(nodes: Nodes, id_: str) -> str:
 class Exported:
     """Metrics of a scheduler; `seconds` is observed by the front door, by route and status."""
 
-    def __init__(self, core: Scheduler) -> None:
+    def __init__(self, core: Scheduler, nodes: Nodes) -> None:
         self._core = core
+        self._nodes = nodes
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.seconds = Histogram(
@@ -79,15 +80,37 @@ class Exported:
             "rose_scheduler_turns", "Not over, by job and state.", labels=["job", "state"]
         )
         states = Counter((turn.ask.job, turn.state) for turn in core.turns.values())
-        for job in core.jobs:
+        for name in core.jobs:
             for state in (State.QUEUED, State.PLACED, State.STREAMING):
-                turns.add_metric([job, state], states[job, state])
+                turns.add_metric([name, state], states[name, state])
         yield turns
         engines = GaugeMetricFamily("rose_scheduler_engines", "By standing.", labels=["standing"])
         standings = Counter(engine.standing(now) for engine in core.engines.values())
         for standing in Standing:
             engines.add_metric([standing], standings[standing])
         yield engines
+        leases = GaugeMetricFamily(
+            "rose_scheduler_devices", "Of nodes that report here.", labels=["lease"]
+        )
+        for lease, count in Counter(_lease(self._nodes, id_) for id_ in self._nodes.known).items():
+            leases.add_metric([lease], count)
+        yield leases
+        behind = GaugeMetricFamily(
+            "rose_scheduler_versions_behind",
+            "Of an engine, against the newest of a job that may use it.",
+            labels=["job", "engine"],
+        )
+        for name, job in core.jobs.items():
+            for engine in core.engines.values():
+                if (versions := job.behind(engine)) is not None:
+                    behind.add_metric([name, engine.id], versions)
+        yield behind
+        placements = CounterMetricFamily(
+            "rose_scheduler_placements", "Turns sent to engines, by why there.", labels=["reason"]
+        )
+        for reason, count in core.reasons.items():
+            placements.add_metric([reason], count)
+        yield placements
         cuts = CounterMetricFamily(
             "rose_scheduler_turns_cut", "Turns that were cut short and resumed.", labels=["cause"]
         )

@@ -20,7 +20,7 @@ import aiohttp
 from rose.scheduler.core import Scheduler
 from rose.scheduler.fleet import Engine
 from rose.scheduler.job import Job
-from rose.transfer.copy import TransferError
+from rose.transfer.errors import TransferError
 from rose.transfer.store import Store, StoreError, open_store
 from rose.transfer.vllm.client import EngineClient
 
@@ -122,7 +122,7 @@ class Leader:
             there = (engine.version, engine.source) == (str(job.version), source.where)
             behind = job.version is not None and not there
             waits = engine.id in self._leading or now < self._not_before.get(engine.id, 0.0)
-            ours = (not engine.jobs or job.name in engine.jobs) and engine.source not in others
+            ours = engine.serves(job.name) and engine.source not in others
             if behind and ours and not waits:
                 client = EngineClient(session, engine.url)
                 task = asyncio.create_task(self._lead(client, engine, source, job))

@@ -330,7 +330,7 @@ def _step_to(version: int | None, steps: list[Step], job: str) -> Step:
 @contextmanager
 def _plainly() -> Iterator[None]:
     """What a store says, and an interruption, as one sentence."""
-    from rose.transfer.copy import TransferError
+    from rose.transfer.errors import TransferError
     from rose.transfer.store import StoreError
 
     try:

@@ -24,16 +24,13 @@ import msgspec
 import numpy as np
 
 from rose.transfer import layout
-from rose.transfer.delta import FRAME, UNSIGNED, Bits, Changes, FrameError, patch
-from rose.transfer.layout import Box, Piece, Shard
+from rose.transfer.delta import UNSIGNED, Bits, Changes, FrameError, patch
+from rose.transfer.errors import TransferError
+from rose.transfer.layout import FRAME, Box, Piece, Shard
 from rose.transfer.manifest import WIDTHS, Tensor, digest
 
 ALIGNED = 4096
 Array = np.ndarray[Any, Any]
-
-
-class TransferError(RuntimeError):
-    """An update that cannot be taken; the version before it is still whole."""
 
 
 class State(msgspec.Struct, frozen=True):

@@ -28,12 +28,8 @@ from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from rose.transfer.lanes import LANES, differing, ones, prefetch
+from rose.transfer.layout import CHUNK, FRAME
 
-CHUNK = 65_536
-"""Elements per chunk: some thousand changed ones at the usual density, and dense runs stay rare."""
-FRAME = 8 * CHUNK
-"""Elements per frame: what is fetched and verified as one. 1 MB of bf16, at 1 % about 15 kB: small
-enough that an engine with half of a tensor fetches half of it, large enough to compress."""
 ESCAPE = 255
 
 Bits = np.ndarray[Any, np.dtype[Any]]

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from rose.transfer.delta import CHUNK, FRAME, UNSIGNED, Bits, Changes, FrameError
+from rose.transfer.delta import UNSIGNED, Bits, Changes, FrameError
+from rose.transfer.layout import CHUNK, FRAME
 
 MAGIC = b"RFR1"
 HEADER = struct.Struct("<4sBBHIIIII")

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rose.transfer import frame
-from rose.transfer.copy import Copy, TransferError
-from rose.transfer.delta import FRAME, UNSIGNED, Changes, FrameError, check
+from rose.transfer.copy import Copy
+from rose.transfer.delta import UNSIGNED, Changes, FrameError, check
+from rose.transfer.errors import TransferError
 from rose.transfer.fetch import fetch
-from rose.transfer.layout import Piece, Shape, size
+from rose.transfer.layout import FRAME, Piece, Shape, size
 from rose.transfer.manifest import DIGEST, WIDTHS, Manifest, Part, Step, Tensor, digest
 from rose.transfer.store.base import Store, StoreError
 

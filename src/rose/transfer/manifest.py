@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from rose.transfer.delta import FRAME
-from rose.transfer.layout import Box, Piece, Shape, size
+from rose.transfer.layout import FRAME, Box, Piece, Shape, size
 
 MAGIC = b"ROSEMAN1"
 DIGEST = 16

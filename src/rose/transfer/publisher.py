@@ -1,10 +1,11 @@
 """The trainer's side: publish what changed since the version before, as steps of a job's history.
 
 `publish` compares the weights with a snapshot of the last version, frame by frame in threads, and
-hands buckets to the store while still comparing. The snapshot follows only when the step is durable
-and visible, by reading the step back: so it is what receivers get, and memory stays at one snapshot
-in the wire dtype and a few buckets. If anything fails the snapshot stays, the step is not there,
-and the next attempt compares with the same version again.
+hands buckets to the store while still comparing. It returns when the step is durable and visible.
+Only then the snapshot follows, in a thread that stays behind everybody else's work, by reading the
+step back: so it is what receivers get, and memory stays at one snapshot in the wire dtype and a few
+buckets. If anything fails the snapshot stays, the step is not there, and the next attempt compares
+with the same version again.
 
 History is bounded. Every version is a delta; every `anchor_every` versions there is also an anchor
 for who comes new, every `MERGE` versions one delta of the last few for who missed some; steps older
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,10 +28,10 @@ import numpy as np
 
 from rose.transfer import frame, lossy
 from rose.transfer.ahead import in_order
-from rose.transfer.copy import TransferError
-from rose.transfer.delta import FRAME, UNSIGNED, Bits, Changes, diff, merge, patch
+from rose.transfer.delta import UNSIGNED, Bits, Changes, diff, merge, patch
+from rose.transfer.errors import TransferError
 from rose.transfer.fetch import fetch
-from rose.transfer.layout import Piece, size
+from rose.transfer.layout import FRAME, Piece, size
 from rose.transfer.manifest import (
     FRAMES,
     VERSIONS,
@@ -54,9 +57,11 @@ BATCH = 4
 """Frames that a thread compares at a time: one takes it less than handing it over would."""
 AHEAD = 2
 """Batches per thread: enough that none waits."""
-THREADS = 16
-"""More would wait for memory, and what they hold (128 KB a frame, more if it is dense) must stay
-less than a bucket."""
+NICE = 19
+"""The trainer, and who fetches the version, come first."""
+THREADS = 8
+"""More would wait for memory; and what they hold, 8 frames each of 1 MB if they are dense, is to be
+no more than a bucket."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +130,15 @@ class Publisher:
         """The last version published."""
         self._lost = False
         """The snapshot may be between two versions."""
+        self._settling: threading.Thread | None = None
         self._recover()
 
     def publish(self, weights: Any, version: int | None = None) -> Report:
-        """Make the weights a new version, one higher than the last unless said otherwise."""
+        """Make the weights a new version, one higher than the last unless said otherwise.
+
+        It can be fetched when this returns, and the weights may be changed again.
+        """
+        self.settle()
         if self._lost:
             self._recover()
         base = self.version
@@ -141,16 +151,30 @@ class Publisher:
         step = Step(base, version)
         sources = (self._source(one, base is None) for one in held(weights, self._wire))
         manifest = self._write(step, self._complete(sources, base is None))
-        self._lost = True
-        self._follow(manifest)
-        self._lost, self.version = False, version
+        self._lost, self.version = True, version
+        self._settling = threading.Thread(
+            target=self._settle, args=(step, manifest), name="rose-publish"
+        )
+        self._settling.start()
         report = Report(step, manifest.stored, manifest.changed, manifest.elements)
         log.info("%s", report)
-        try:
-            self._tidy(step)
-        except (StoreError, TransferError) as error:
-            log.error("version %d is published, but its history not kept: %s", version, error)
         return report
+
+    def settle(self) -> None:
+        """Wait for what the last `publish` has left to do: before its store is closed."""
+        if self._settling is not None:
+            self._settling.join()
+            self._settling = None
+
+    def _settle(self, step: Step, manifest: Manifest) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        try:
+            self._follow(manifest)
+            self._lost = False
+            self._tidy(step)
+        except (StoreError, TransferError, OSError) as error:
+            log.error("version %d is published, but then: %s", step.version, error)
 
     # ---- comparing
 

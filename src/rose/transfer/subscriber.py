@@ -20,8 +20,9 @@ import xxhash
 from msgspec.structs import replace
 
 from rose.transfer import frame, layout
-from rose.transfer.copy import Copy, State, TransferError, locked, read_state, write_state
+from rose.transfer.copy import Copy, State, locked, read_state, write_state
 from rose.transfer.delta import Changes, FrameError
+from rose.transfer.errors import TransferError
 from rose.transfer.fetch import Fetched, fetch
 from rose.transfer.layout import Piece, Shard
 from rose.transfer.manifest import Manifest, Step, Tensor, digest

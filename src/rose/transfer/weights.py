@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from rose.transfer import layout
-from rose.transfer.delta import FRAME, Bits
-from rose.transfer.layout import Piece
+from rose.transfer.delta import Bits
+from rose.transfer.layout import FRAME, Piece
 from rose.transfer.manifest import WIDTHS, Tensor
 
 SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -59,7 +59,7 @@ class Door:
         self._service = service
         self._default_job = default_job
         self._control = control.Control(service)
-        self._exported = Exported(service.core)
+        self._exported = Exported(service.core, service.nodes)
 
     def routes(self) -> list[Route]:
         found = [
@@ -90,12 +90,17 @@ class Door:
         asked = splitting.parse(body)
         going = Exchange(self._service, request, job)
         async with exchange(going):
-            room = await going.listened(self._service.context(job))
+            room = await self._room(going)
             turns = going.begin(splitting.split(body, job, going.id, 0, going.trajectory, room))
             if asked.stream:
                 return Events(going, self._generated(going))
             await going.finish()
         return json(splitting.join(going.id, turns, with_prompt=bool(asked.return_token_ids)))
+
+    async def _room(self, going: Exchange) -> int:
+        """Tokens of the model's context."""
+        known = self._service.contexts.get(going.job)
+        return known or await going.listened(self._service.context(going.job))
 
     async def _generated(self, going: Exchange) -> AsyncIterator[bytes]:
         async for index, turn, before, over in going.stream():
@@ -110,7 +115,7 @@ class Door:
             going = Exchange(self._service, request, job)
             async with exchange(going):
                 rendered = await going.listened(route.render(self._service, job, body))
-                room = await going.listened(self._service.context(job))
+                room = await self._room(going)
                 asks = [
                     splitting.split(
                         one, job, going.id, number, going.trajectory, room, texts.UNSAID_TOKENS

@@ -133,7 +133,7 @@ class Control:
 
     async def weight_info(self, job: str) -> Response:
         """The version that all have at least, and who is where."""
-        engines = [e for e in self._service.core.engines.values() if not e.jobs or job in e.jobs]
+        engines = [e for e in self._service.core.engines.values() if e.serves(job)]
         where = {engine.id: engine.version for engine in engines}
         return json({"weight_version": _oldest(list(where.values())), "engines": where})
 

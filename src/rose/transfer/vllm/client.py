@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from rose.transfer.copy import TransferError
+from rose.transfer.errors import TransferError
 
 ASK_SOON_S, ASK_FIRST_S, ASK_LAST_S = 0.03, 0.03, 0.25
 """Between two looks at whether all ranks have a version staged; each takes a moment of the engine,

@@ -22,7 +22,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from rose.transfer.copy import TransferError, read_state
+from rose.transfer.copy import read_state
+from rose.transfer.errors import TransferError
 from rose.transfer.manifest import Tensor
 from rose.transfer.store import open_store
 from rose.transfer.store.base import Store

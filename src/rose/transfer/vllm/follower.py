@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from rose.transfer.copy import Copy, TransferError
+from rose.transfer.copy import Copy
+from rose.transfer.errors import TransferError
 from rose.transfer.store.base import StoreError
 from rose.transfer.subscriber import Subscriber, Taken
 from rose.transfer.vllm.staging import Frames, Staged

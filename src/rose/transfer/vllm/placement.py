@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.model_loader.utils import initialize_model
 
 from rose.transfer import layout
-from rose.transfer.copy import TransferError
+from rose.transfer.errors import TransferError
 from rose.transfer.layout import Box, Shape, Shard
 from rose.transfer.manifest import Tensor
 

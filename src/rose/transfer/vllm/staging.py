@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rose.transfer.copy import Array, Copy, TransferError
-from rose.transfer.delta import FRAME, Changes, places
-from rose.transfer.layout import Box, Piece, Shape, size, whole
+from rose.transfer.copy import Array, Copy
+from rose.transfer.delta import Changes, places
+from rose.transfer.errors import TransferError
+from rose.transfer.layout import FRAME, Box, Piece, Shape, size, whole
 from rose.transfer.manifest import Tensor, digest
 from rose.transfer.vllm.packed import Packed
 from rose.transfer.vllm.placement import Placed, Placement
