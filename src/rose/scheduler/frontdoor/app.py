@@ -99,8 +99,9 @@ class Door:
 
     async def _room(self, going: Exchange) -> int:
         """Tokens of the model's context."""
-        known = self._service.contexts.get(going.job)
-        return known or await going.listened(self._service.context(going.job))
+        if going.job in self._service.contexts:
+            return self._service.contexts[going.job]
+        return await going.listened(self._service.context(going.job))
 
     async def _generated(self, going: Exchange) -> AsyncIterator[bytes]:
         async for index, turn, before, over in going.stream():
