@@ -293,8 +293,3 @@ def active_node(node: RunningNode) -> RunningNode:
     node.activate()
     assert node.rollout().state == LeaseState.ACTIVE
     return node
-
-
-@pytest.fixture
-def serving_url(node: RunningNode) -> str:
-    return node.serving_url

@@ -14,10 +14,8 @@ PYTEST = (sys.executable, "-m", "pytest", "--durations=20")
 
 def main() -> int:
     with tempfile.TemporaryFile("w+") as log:
-        others = subprocess.Popen(
-            [*PYTEST, "--ignore=tests/engines"], stdout=log, stderr=subprocess.STDOUT
-        )
-        engines = subprocess.Popen([*PYTEST, "tests/engines"])
+        others = subprocess.Popen([*PYTEST, "-m", "not node"], stdout=log, stderr=subprocess.STDOUT)
+        engines = subprocess.Popen([*PYTEST, "-m", "node", "tests/bench", "tests/engines"])
         both = (engines, others)
 
         def stop(*_: object) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -145,14 +144,9 @@ def fake_server() -> Iterator[FakeServer]:
     loop.close()
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
+@pytest.fixture(params=["fake", pytest.param("real", marks=[pytest.mark.engine, pytest.mark.node])])
 def openai_url(request: pytest.FixtureRequest) -> str:
-    """The fake and, where there is one, a real server: ROSE_TEST_OPENAI_URL or `serving_url`."""
+    """The fake, and the real serving engine."""
     if request.param == "fake":
         return str(request.getfixturevalue("fake_server").url)
-    if url := os.environ.get("ROSE_TEST_OPENAI_URL"):
-        return url
-    try:
-        return str(request.getfixturevalue("serving_url"))
-    except pytest.FixtureLookupError:
-        pytest.skip("no real server: set ROSE_TEST_OPENAI_URL")
+    return str(request.getfixturevalue("node").serving_url)

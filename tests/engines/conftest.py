@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/engines/" in item.nodeid:
             item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.node)
 
 
 @cache

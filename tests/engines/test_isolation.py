@@ -102,7 +102,7 @@ def test_a_page_truncated_while_live(
 ) -> None:
     node = active_node
     with serving_load(node.serving_url):
-        going = start_rollouts(node.rollout_url, trajectories=8, turn_tokens=Fixed(100), **TURNS)
+        going = start_rollouts(node.rollout_url, trajectories=6, turn_tokens=Fixed(80), **TURNS)
         node.until(lambda: going.tokens > 100, "rollouts run")
         for _ in range(3):
             os.truncate(node.page_path, 0)
@@ -121,7 +121,7 @@ def test_a_page_overwritten_while_live(
     node = active_node
     garbage = random.Random(1)
     with serving_load(node.serving_url):
-        going = start_rollouts(node.rollout_url, trajectories=8, turn_tokens=Fixed(100), **TURNS)
+        going = start_rollouts(node.rollout_url, trajectories=6, turn_tokens=Fixed(80), **TURNS)
         node.until(lambda: going.tokens > 100, "rollouts run")
         for _ in range(3):
             with node.page_path.open("r+b") as file:
@@ -141,7 +141,7 @@ def test_a_page_overwritten_while_live(
 def test_kill_of_the_rollout_core(active_node: Any, start_rollouts: Any, serving_load: Any) -> None:
     node = active_node
     with serving_load(node.serving_url):
-        going = start_rollouts(node.rollout_url, trajectories=8, turn_tokens=Fixed(100), **TURNS)
+        going = start_rollouts(node.rollout_url, trajectories=6, turn_tokens=Fixed(80), **TURNS)
         node.until(lambda: going.tokens > 100, "rollouts run")
         core = node.core("rollout")
         os.kill(core, signal.SIGKILL)
@@ -190,7 +190,7 @@ def test_kill_of_the_node(active_node: Any, start_rollouts: Any, serving_load: A
 def test_stop_of_the_rollout_core(active_node: Any, start_rollouts: Any, serving_load: Any) -> None:
     node = active_node
     with serving_load(node.serving_url):
-        going = start_rollouts(node.rollout_url, trajectories=8, turn_tokens=Fixed(100), **TURNS)
+        going = start_rollouts(node.rollout_url, trajectories=6, turn_tokens=Fixed(80), **TURNS)
         node.until(lambda: going.tokens > 100, "rollouts run")
         core = node.core("rollout")
         os.kill(core, signal.SIGSTOP)
@@ -217,7 +217,7 @@ def test_out_of_memory_of_the_rollout_engine(
             trajectories=16,
             turns=1,
             prompt_tokens=Fixed(1500),
-            turn_tokens=Fixed(40),
+            turn_tokens=Fixed(8),
         )
         node.until(lambda: gone(core) or going.done, "it dies or does without")
         if gone(core):
@@ -233,7 +233,7 @@ def test_kill_of_the_serving_core(
 ) -> None:
     node = active_node
     core, url = node.core("serving"), node.serving_url
-    going = start_rollouts(node.rollout_url, trajectories=8, turn_tokens=Fixed(400), **TURNS)
+    going = start_rollouts(node.rollout_url, trajectories=6, turn_tokens=Fixed(150), **TURNS)
     node.until(lambda: going.tokens > 100, "rollouts run")
     claim = node.rollout().kv_claim
     os.kill(core, signal.SIGKILL)

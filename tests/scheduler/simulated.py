@@ -83,6 +83,8 @@ class World:
         self.cuts: Counter[str] = Counter()
         self.leaking: dict[tuple[str, int], float] = {}
         self.stopped: set[tuple[str, int]] = set()
+        self.arrives: dict[object, float] = {}
+        """When the last word of a stream comes."""
 
     # ---- time
 
@@ -308,8 +310,6 @@ class World:
             self.kick()
 
         self.at(due - self.now, arrive)
-
-    arrives: dict[object, float]
 
     def cut(self, turn: Turn, key: tuple[str, int], life: int) -> None:
         if self.life == life and self.up:
