@@ -188,7 +188,7 @@ args = ["--enable-prompt-tokens-details"]
         read = self.page.serving if role == "serving" else self.page.rollout
         return int(self.until(read, f"{role}'s half is readable").writer.pid)
 
-    def until(self, condition: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, timeout: float = 150.0) -> Any:
         deadline = time.monotonic() + timeout
         while not (found := condition()):
             if time.monotonic() > deadline:

@@ -1,20 +1,26 @@
 """All tests in two processes: those that share a real node, and beside them all others.
 
+The node's rollouts run when a core is free, so nobody keeps a second one busy without need.
+
 Ctrl-C reaches both, and each cleans up after itself before this ends.
 """
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 from contextlib import suppress
 
+ONE_CORE = os.environ | {"OMP_NUM_THREADS": "1"}
 PYTEST = (sys.executable, "-m", "pytest", "--durations=20")
 
 
 def main() -> int:
     with tempfile.TemporaryFile("w+") as log:
-        others = subprocess.Popen([*PYTEST, "-m", "not node"], stdout=log, stderr=subprocess.STDOUT)
+        others = subprocess.Popen(
+            [*PYTEST, "-m", "not node"], stdout=log, stderr=subprocess.STDOUT, env=ONE_CORE
+        )
         engines = subprocess.Popen([*PYTEST, "-m", "node", "tests/bench", "tests/engines"])
         both = (engines, others)
 

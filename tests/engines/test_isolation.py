@@ -22,7 +22,7 @@ from rose.executor.facts import LeaseState
 from rose.executor.page import SIZE, Page
 
 TURNS: dict[str, Any] = {"in_flight": 6, "turns": 2, "prompt_tokens": Fixed(200)}
-RESTART_S = 150.0
+RESTART_S = 240.0
 
 
 @pytest.fixture(autouse=True)

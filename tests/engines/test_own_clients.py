@@ -25,14 +25,14 @@ PROMPTS = [[9, 8, 7, 6, 5], [40, 41, 42]]
 def trl(door: Process) -> Any:
     from trl.generation.vllm_client import VLLMClient
 
-    return VLLMClient(base_url=door.url, connection_timeout=30.0)
+    return VLLMClient(base_url=door.url, connection_timeout=120.0)
 
 
 @pytest.fixture
 def trl_past_the_door(active_node: Any) -> Any:
     from trl.generation.vllm_client import VLLMClient
 
-    return VLLMClient(base_url=active_node.rollout_url, connection_timeout=30.0)
+    return VLLMClient(base_url=active_node.rollout_url, connection_timeout=120.0)
 
 
 GREEDY = {"temperature": 0.0, "max_tokens": 10, "generation_kwargs": {"ignore_eos": True}}

@@ -269,7 +269,7 @@ def test_what_happens_can_be_watched(cluster: Cluster) -> None:
         metrics = answer.read().decode()
     assert 'rose_scheduler_turns_ended_total{state="done"} 1.0' in metrics
     assert 'rose_scheduler_turns{job="default",state="queued"} 0.0' in metrics
-    assert 'rose_scheduler_placements_total{reason="new"} 1.0' in metrics
+    assert 'rose_scheduler_placements_total{reason="new"} 2.0' in metrics
     assert 'route="/inference/v1/generate",status="400"} 1.0' in metrics
 
 
