@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from rose.transfer.copy import Copy
+from rose.transfer.delta import Changes
 from rose.transfer.errors import TransferError
+from rose.transfer.layout import Piece
 from rose.transfer.publisher import Publisher
 from rose.transfer.store.base import StoreError
 from rose.transfer.store.files import FileStore
@@ -33,6 +35,7 @@ class Worker:
         self.model = -1.0
         self.compared: list[bool] = []
         """For every staging, whether it had to compare with the model."""
+        self.expected: list[Changes] = []
         self.early = False
         """It can stage what the copy has not yet."""
         self.broken = ""
@@ -42,7 +45,10 @@ class Worker:
     def open(self) -> Any:
         if not self.store.steps():
             return None
-        return Subscriber(self.store, self.folder / "copy"), self.stage
+        return Subscriber(self.store, self.folder / "copy"), self
+
+    def expect(self, copy: Copy, piece: Piece, index: int, changes: Changes) -> None:
+        self.expected.append(changes)
 
     def stage(
         self, copy: Copy, version: int, taken: Frames | None, early: bool = False
@@ -59,6 +65,7 @@ class Worker:
     def stage_early(self, version: int, taken: Frames | None) -> Staged:
         assert taken is not None
         ((_, _, changes),) = taken
+        assert self.expected[-1] is changes
         values = torch.from_numpy(changes.values.view("i2")).view(torch.bfloat16)
         return self.staged(version, values[0].item())
 

@@ -102,6 +102,7 @@ class Site:
         updated = await self.engine.update(version, WAIT_S)
         total_s = time.monotonic() - began
         report, publish_s = await publishing
+        await asyncio.to_thread(self.publisher.settle)  # training would take longer
         return Sync(total_s, publish_s, report.stored, report.changed, updated)
 
     def _publish(self, weights: Any) -> tuple[Report, float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -145,35 +146,47 @@ def check_job(job: str) -> str:
 
 def _check(m: Manifest) -> None:
     """Raise unless every number in it can be true."""
+    for what in _untrue(m):
+        raise ManifestError(f"version {m.version} of job {m.job!r}: {what}")
 
-    def need(true: bool, what: str) -> None:
-        if not true:
-            raise ManifestError(f"version {m.version} of job {m.job!r}: {what}")
 
-    need(JOB.fullmatch(m.job) is not None, "impossible name of a job")
-    need(0 <= m.version < VERSIONS, "impossible number of a version")
-    need(m.base is None or 0 <= m.base < m.version, f"base {m.base}")
-    need(0 <= m.rank < m.ranks <= MOST_RANKS, f"rank {m.rank} of {m.ranks}")
-    need(len({t.name for t in m.tensors}) == len(m.tensors), "a tensor listed twice")
+def _untrue(m: Manifest) -> Iterator[str]:
+    if JOB.fullmatch(m.job) is None:
+        yield "impossible name of a job"
+    if not 0 <= m.version < VERSIONS:
+        yield "impossible number of a version"
+    if m.base is not None and not 0 <= m.base < m.version:
+        yield f"base {m.base}"
+    if not 0 <= m.rank < m.ranks <= MOST_RANKS:
+        yield f"rank {m.rank} of {m.ranks}"
+    if len({t.name for t in m.tensors}) != len(m.tensors):
+        yield "a tensor listed twice"
     for tensor in m.tensors:
-        need(tensor.dtype in WIDTHS, f"{tensor.name} has unknown dtype {tensor.dtype!r}")
-        possible = all(n > 0 for n in tensor.shape) and tensor.elements <= MOST_ELEMENTS
-        need(possible, f"{tensor.name} has shape {tensor.shape}")
-    need(len(m.frames) % FRAMES.itemsize == 0, "a torn table of frames")
+        if tensor.dtype not in WIDTHS:
+            yield f"{tensor.name} has unknown dtype {tensor.dtype!r}"
+        if not (all(n > 0 for n in tensor.shape) and tensor.elements <= MOST_ELEMENTS):
+            yield f"{tensor.name} has shape {tensor.shape}"
+    if len(m.frames) % FRAMES.itemsize:
+        yield "a torn table of frames"
     expected = 0
     for part in m.parts:
-        need(0 <= part.tensor < len(m.tensors), f"a piece of tensor {part.tensor}")
+        if not 0 <= part.tensor < len(m.tensors):
+            yield f"a piece of tensor {part.tensor}"
         tensor = m.tensors[part.tensor]
-        inside = len(part.box) == len(tensor.shape) and all(
+        if len(part.box) != len(tensor.shape) or not all(
             0 <= start < stop <= extent
             for (start, stop), extent in zip(part.box, tensor.shape, strict=True)
-        )
-        need(inside, f"{part.box} is not in {tensor.name}, which is {tensor.shape}")
-        need(part.first == expected, f"frames of {tensor.name} begin at {part.first}")
+        ):
+            yield f"{part.box} is not in {tensor.name}, which is {tensor.shape}"
+        if part.first != expected:
+            yield f"frames of {tensor.name} begin at {part.first}"
         expected += -(-size(part.box) // FRAME)
     table = m.table()
-    need(len(table) == expected, f"{len(table)} frames instead of {expected}")
+    if len(table) != expected:
+        yield f"{len(table)} frames instead of {expected}"
     sizes = np.array([bucket.size for bucket in m.buckets] or [0], np.int64)
-    need(bool((sizes >= 0).all() and (table["bucket"] < max(1, len(m.buckets))).all()), "a bucket")
+    if not ((sizes >= 0).all() and (table["bucket"] < max(1, len(m.buckets))).all()):
+        yield "a bucket"
     ends = table["offset"].astype(np.int64) + table["length"]
-    need(bool((ends <= sizes[table["bucket"]]).all()), "a frame past the end of its bucket")
+    if not (ends <= sizes[table["bucket"]]).all():
+        yield "a frame past the end of its bucket"

@@ -10,10 +10,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import xxhash
@@ -41,7 +41,15 @@ class Taken(NamedTuple):
     """What they lead to."""
 
 
-Early = Callable[[Taken, Copy], None]
+class Early(Protocol):
+    """Gets what one delta changes before the copy has it."""
+
+    def frame(self, base: int, copy: Copy, piece: Piece, index: int, changes: Changes) -> None:
+        """As it comes, not verified yet."""
+
+    def whole(self, taken: Taken, copy: Copy) -> None:
+        """All bytes are here and verified. If the copy does not bear it later, that is the copy's
+        fault."""
 
 
 class Subscriber:
@@ -77,11 +85,7 @@ class Subscriber:
         return self._copy
 
     def update(self, early: Early | None = None) -> int | None:
-        """Take all steps to the newest version; returns it.
-
-        `early` gets what one delta changes as soon as its bytes are here and verified, before the
-        copy has it. If the copy does not bear it later, that is the copy's fault.
-        """
+        """Take all steps to the newest version; returns it."""
         with locked(self._folder / "updating", fcntl.LOCK_EX):
             self._look()
             have = None if self._state is None else self._state.version
@@ -138,10 +142,13 @@ class Subscriber:
                 )
         fetched, staged = [], []
         for one in self._frames(manifests):
+            changes = _changes(one, step)
             fetched.append(one)
-            staged.append((one.piece, one.number, _changes(one, step)))
+            staged.append((one.piece, one.number, changes))
+            if early is not None:
+                early.frame(step.base, self._copy, one.piece, one.number, changes)
         if early is not None and _are_whole(fetched, manifests):
-            early(Taken(step.base, staged, step.version), self._copy)
+            early.whole(Taken(step.base, staged, step.version), self._copy)
         for one, (piece, index, changes) in zip(fetched, staged, strict=True):
             self._copy.patched(piece, index, changes, one.result)
         with locked(self._folder / "reading", fcntl.LOCK_EX):

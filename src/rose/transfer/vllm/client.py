@@ -67,9 +67,13 @@ class EngineClient:
         """A version that all ranks have staged."""
         staged = time.monotonic()
         try:
-            await self.pause()
+            for failed in await asyncio.gather(
+                self.pause(), self._arm(version), return_exceptions=True
+            ):
+                if failed is not None:
+                    raise failed
             stopped = time.monotonic()
-            await self._commit(version)
+            await self._post("finish_weight_update", {"weight_version": str(version)})
         finally:
             await self.resume()
         ended = time.monotonic()
@@ -99,14 +103,14 @@ class EngineClient:
             await asyncio.sleep(ASK_SOON_S if soon else pause)
             pause = min(1.1 * pause, ASK_LAST_S)
 
-    async def _commit(self, version: int) -> None:
+    async def _arm(self, version: int) -> None:
+        """Have all ranks hold it; generation need not have stopped for that."""
         await self._post("start_weight_update")
         try:
             await self._post("update_weights", {"update_info": {"version": version, "wait_s": 0}})
         except TransferError:
             await self._give_up()
             raise
-        await self._post("finish_weight_update", {"weight_version": str(version)})
 
     async def _give_up(self) -> None:
         """vLLM ends an update on a rank that raises, and on no other: let all of them raise."""

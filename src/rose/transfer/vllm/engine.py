@@ -29,7 +29,7 @@ from rose.transfer.store import open_store
 from rose.transfer.store.base import Store
 from rose.transfer.subscriber import Subscriber, newest_tensors
 from rose.transfer.vllm import placement
-from rose.transfer.vllm.follower import Follower, Stage
+from rose.transfer.vllm.follower import Follower
 from rose.transfer.vllm.staging import Live
 
 
@@ -115,7 +115,7 @@ class RoseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise TransferError("init_weight_transfer_engine was not called")
         return self._follower
 
-    def _open(self, store: Store, folder: Path) -> tuple[Subscriber, Stage] | None:
+    def _open(self, store: Store, folder: Path) -> tuple[Subscriber, Live] | None:
         """From the host's copy if there is one: an engine restarts also while the store is away."""
         state = read_state(folder) if folder.exists() else None
         tensors = state.tensors if state is not None else newest_tensors(store)
@@ -129,7 +129,7 @@ class RoseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self.parallel_config.world_size > 1:
             shards = [one.shard for parts in places.placed.values() for one in parts]
 
-        return Subscriber(store, folder, shards), live.stage
+        return Subscriber(store, folder, shards), live
 
     def _slices(self) -> str:
         """Folder of this rank's slices: none of its own if it has everything."""

@@ -12,11 +12,12 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rose.transfer.copy import Copy
+from rose.transfer.delta import Changes, FrameError
 from rose.transfer.errors import TransferError
+from rose.transfer.layout import Piece
 from rose.transfer.store.base import StoreError
 from rose.transfer.subscriber import Subscriber, Taken
 from rose.transfer.vllm.staging import Frames, Staged
@@ -33,13 +34,22 @@ commit."""
 NICE = 10
 """Generation comes first."""
 
-Stage = Callable[[Copy, int, Frames | None, bool], Staged | None]
-"""As `Live.stage`."""
-Open = Callable[[], tuple[Subscriber, Stage] | None]
+
+class Model(Protocol):
+    """As `staging.Live`."""
+
+    def expect(self, copy: Copy, piece: Piece, index: int, changes: Changes) -> None: ...
+
+    def stage(
+        self, copy: Copy, version: int, taken: Frames | None, early: bool = False
+    ) -> Staged | None: ...
+
+
+Open = Callable[[], tuple[Subscriber, Model] | None]
 
 
 class Follower:
-    """`open_` makes the subscriber and says how to stage; None as long as nothing is published."""
+    """`open_` makes the subscriber and finds the model; None as long as nothing is published."""
 
     def __init__(self, open_: Open, cores: Sequence[int] = ()) -> None:
         self._open = open_
@@ -141,33 +151,30 @@ class Follower:
         with suppress(StoreError):  # the next look says so
             subscriber.await_news()
 
-    def _follow(self, subscriber: Subscriber, stage: Stage) -> None:
+    def _follow(self, subscriber: Subscriber, model: Model) -> None:
         try:
-            subscriber.update(early=partial(self._stage_early, stage))
+            subscriber.update(_Ahead(self, model))
         finally:  # also without the store: an engine that restarts has the host's copy
             if subscriber.version is not None:
-                self._stage(subscriber, stage)
+                self._stage(subscriber, model)
 
-    def _stage_early(self, stage: Stage, taken: Taken, copy: Copy) -> None:
-        """What changes the model can be staged before the copy has it, unless it has to be compared
-        with the copy."""
-        if taken.version is None or taken.base is None or taken.base != self.version:
-            return
+    def stage_early(self, model: Model, taken: Taken, copy: Copy) -> None:
+        assert taken.version is not None
         with suppress(TransferError):  # it comes again, and is told, when the copy has it
-            self._hold(stage, copy, taken.version, taken.frames, early=True)
+            self._hold(model, copy, taken.version, taken.frames, early=True)
         with self._changed:
             if self._staged is not None and self._wanted >= taken.version:
                 self._changed.wait_for(lambda: self._staged is None or self._stopping, AHEAD_S)
 
-    def _stage(self, subscriber: Subscriber, stage: Stage) -> None:
+    def _stage(self, subscriber: Subscriber, live: Model) -> None:
         with subscriber.reading() as copy:
             version, taken, model = subscriber.version, subscriber.taken, self.version
             if version is not None:
                 known = model is not None and (taken.base, taken.version) == (model, version)
-                self._hold(stage, copy, version, taken.frames if known else None)
+                self._hold(live, copy, version, taken.frames if known else None)
 
     def _hold(
-        self, stage: Stage, copy: Copy, version: int, frames: Frames | None, *, early: bool = False
+        self, model: Model, copy: Copy, version: int, frames: Frames | None, *, early: bool = False
     ) -> None:
         with self._changed:
             commits = self._commits
@@ -175,7 +182,7 @@ class Follower:
                 return
         self._soon = True
         try:
-            staged = stage(copy, version, frames, early)
+            staged = model.stage(copy, version, frames, early)
         finally:
             self._soon = False
         with self._changed:
@@ -197,3 +204,21 @@ class Follower:
                 os.sched_setaffinity(0, self._cores)
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+class _Ahead:
+    """What changes the model can be staged before the copy has it, unless it has to be compared
+    with the copy; and be prepared before all of it is here."""
+
+    def __init__(self, follower: Follower, model: Model) -> None:
+        self._follower = follower
+        self._model = model
+
+    def frame(self, base: int, copy: Copy, piece: Piece, index: int, changes: Changes) -> None:
+        if base == self._follower.version:
+            with suppress(TransferError, FrameError):  # as below
+                self._model.expect(copy, piece, index, changes)
+
+    def whole(self, taken: Taken, copy: Copy) -> None:
+        if taken.base is not None and taken.base == self._follower.version:
+            self._follower.stage_early(self._model, taken, copy)

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,16 +55,23 @@ class Staged:
             write()
 
 
+class _Spots(NamedTuple):
+    memory: torch.Tensor
+    where: Array
+    bits: torch.Tensor
+
+
 class _Scattered:
     """Elements that change, by the memory they are in."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = {}
 
-    def add(self, memory: torch.Tensor, spots: Array, bits: torch.Tensor) -> None:
+    def add(self, spots: _Spots) -> None:
+        memory = spots.memory
         _, where, values = self._found.setdefault(memory.data_ptr(), (memory, [], []))
-        where.append(torch.from_numpy(spots))
-        values.append(bits)
+        where.append(torch.from_numpy(spots.where))
+        values.append(spots.bits)
 
     def into(self, staged: Staged) -> None:
         for memory, where, values in self._found.values():
@@ -87,10 +94,17 @@ class Live:
         """Where weights are put together before they are packed, by shape."""
         self._packed: dict[str, Packed] = {}
         """Where kernels keep parameters, of those that were found."""
+        self._mapped: dict[tuple[Piece, int], tuple[Changes, list[_Spots]]] = {}
+        """What `expect` has done already."""
         if any(self._packers()):
             _keep_freed_memory()
         for name in placement.placed:
             self._check(name)
+
+    def expect(self, copy: Copy, piece: Piece, index: int, changes: Changes) -> None:
+        """A frame that will likely be staged; most of the work is done while others are coming."""
+        if not _is_dense(changes):
+            self._mapped[piece, index] = changes, self._map(copy, piece, index, changes, set())
 
     def stage(
         self, copy: Copy, version: int, taken: Frames | None, early: bool = False
@@ -110,7 +124,9 @@ class Live:
         scattered = _Scattered()
         for piece, index, changes in taken or ():
             if piece.tensor not in compared:
-                self._stage_frame(piece, index, changes, copy, anew, scattered)
+                for spots in self._known(copy, piece, index, changes, anew):
+                    scattered.add(spots)
+        self._mapped.clear()
         scattered.into(staged)
         for tensor in compared:
             for one in self._by_tensor.get(tensor, ()):
@@ -119,16 +135,19 @@ class Live:
         self._stage_packed(copy, anew, staged)
         return staged
 
-    def _stage_frame(
-        self,
-        piece: Piece,
-        index: int,
-        changes: Changes,
-        copy: Copy,
-        anew: set[str],
-        scattered: _Scattered,
-    ) -> None:
+    def _known(
+        self, copy: Copy, piece: Piece, index: int, changes: Changes, anew: set[str]
+    ) -> list[_Spots]:
+        expected, spots = self._mapped.get((piece, index), (None, []))
+        if expected is changes and not anew:
+            return spots
+        return self._map(copy, piece, index, changes, anew)
+
+    def _map(
+        self, copy: Copy, piece: Piece, index: int, changes: Changes, anew: set[str]
+    ) -> list[_Spots]:
         """What a frame changes, wherever its elements are; layers packed `anew` come later."""
+        found: list[_Spots] = []
         tensor = copy.tensors[piece.tensor]
         numbers = places(changes).astype(np.int64) + index * FRAME
         values = torch.from_numpy(changes.values.view(f"i{changes.values.itemsize}"))
@@ -143,9 +162,10 @@ class Live:
             if here is not None:
                 bits, spots = bits[torch.from_numpy(here)], spots[here]
             if parameter.numel():
-                scattered.add(_as_bits(_flat(parameter)), spots, bits)
+                found.append(_Spots(_as_bits(_flat(parameter)), spots, bits))
             if packed is not None:
-                scattered.add(packed.memory, packed.places(spots), bits)
+                found.append(_Spots(packed.memory, packed.places(spots), bits))
+        return found
 
     def digests(self, tensors: dict[str, Tensor]) -> list[tuple[str, Box, str]]:
         """Checksums of all slices as the kernels see them, in the dtypes of these tensors."""
