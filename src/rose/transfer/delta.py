@@ -43,6 +43,9 @@ class Kind(IntEnum):
     DENSE = 2
 
 
+_DENSE = np.uint8(Kind.DENSE)
+
+
 class Changes(NamedTuple):
     """A frame's difference, decoded."""
 
@@ -93,7 +96,7 @@ def patch(weights: Bits, changes: Changes) -> None:
 def places(changes: Changes) -> Bits:
     """Where in its frame each value goes."""
     sparse = _checked(changes, _nothing(changes.values.dtype)[: changes.elements])
-    if not (changes.kinds == Kind.DENSE).any():
+    if _DENSE not in changes.kinds:
         return sparse
     found, used = [np.empty(0, np.uint32)], 0
     for chunk, (kind, count) in enumerate(zip(changes.kinds, changes.counts, strict=True)):

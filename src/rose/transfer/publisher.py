@@ -121,7 +121,8 @@ class Publisher:
         self._lossy_topk = lossy_topk
         self._anchor_every = anchor_every
         self.compress = compress
-        """Worth it on links of a few Gb/s; may be changed between versions."""
+        """Saves a sixth of the bytes; on links above half a Gb/s it takes one core longer than it
+        saves. May be changed between versions."""
         self._rank, self._ranks = rank, ranks
         self._threads = min(threads or len(os.sched_getaffinity(0)), THREADS)
         self._snapshot: dict[Piece, Bits] = {}

@@ -19,7 +19,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,7 +149,7 @@ class Live:
         """What a frame changes, wherever its elements are; layers packed `anew` come later."""
         found: list[_Spots] = []
         tensor = copy.tensors[piece.tensor]
-        numbers = places(changes).astype(np.int64) + index * FRAME
+        inside, first = places(changes), index * FRAME
         values = torch.from_numpy(changes.values.view(f"i{changes.values.itemsize}"))
         values = values.view(getattr(torch, tensor.dtype))
         for one in self._by_tensor.get(piece.tensor, ()):
@@ -157,7 +157,7 @@ class Live:
             packed = None if one.parameter in anew else self._packed.get(one.parameter)
             if not parameter.numel() and packed is None:
                 continue
-            here, spots = _mapped(numbers, piece.box, one, tensor.shape)
+            here, spots = _mapped(inside, first, piece.box, one, tensor.shape)
             bits = _as_bits(_exactly(values, parameter.dtype, one.tensor))
             if here is not None:
                 bits, spots = bits[torch.from_numpy(here)], spots[here]
@@ -313,14 +313,18 @@ def _stage(flat: torch.Tensor, one: Placed, copy: Copy, staged: Staged) -> None:
             staged.writes.append(partial(memory.index_copy_, 0, spots, values))
 
 
-def _mapped(numbers: Array, box: Box, one: Placed, shape: Shape) -> tuple[Array | None, Array]:
-    """Elements of a box by their numbers: which are in a slice (None: all), and where in memory."""
-    rows, slice_rows = _rows(box, shape), _rows(one.box, shape)
-    if rows is not None and slice_rows is not None and _is_contiguous(one.shape, one.stride):
-        numbers = numbers + (rows[0] - slice_rows[0])
-        inside = rows[0] >= slice_rows[0] and rows[1] <= slice_rows[1]
-        here = None if inside else (numbers >= 0) & (numbers < slice_rows[1] - slice_rows[0])
-        return here, numbers + one.offset
+def _mapped(
+    inside: Array, first: int, box: Box, one: Placed, shape: Shape
+) -> tuple[Array | None, Array]:
+    """Elements of a box, numbered from `first` on: which are in a slice (None: all), and where in
+    memory."""
+    if (run := _run(box, one, shape)) is not None:
+        size_, shift, is_inside = run
+        numbers = np.add(inside, first + shift, dtype=np.int64)
+        if is_inside:
+            return None, numbers
+        return (numbers >= one.offset) & (numbers < one.offset + size_), numbers
+    numbers = np.add(inside, first, dtype=np.int64)
     extents = tuple(stop - start for start, stop in box)
     here, spots = np.ones(numbers.size, bool), np.full(numbers.size, one.offset)
     for at, (first, _), (start, stop), stride in zip(
@@ -329,6 +333,17 @@ def _mapped(numbers: Array, box: Box, one: Placed, shape: Shape) -> tuple[Array 
         here &= (at + first >= start) & (at + first < stop)
         spots += (at + first - start) * stride
     return here, spots
+
+
+@cache
+def _run(box: Box, one: Placed, shape: Shape) -> tuple[int, int, bool] | None:
+    """If a box and a slice are runs of their tensor: the slice's size, the distance from numbers in
+    the box to spots, and whether all of the box is in the slice."""
+    rows, slice_rows = _rows(box, shape), _rows(one.box, shape)
+    if rows is None or slice_rows is None or not _is_contiguous(one.shape, one.stride):
+        return None
+    is_inside = rows[0] >= slice_rows[0] and rows[1] <= slice_rows[1]
+    return slice_rows[1] - slice_rows[0], rows[0] - slice_rows[0] + one.offset, is_inside
 
 
 def _rows(box: Box, shape: Shape) -> tuple[int, int] | None:
