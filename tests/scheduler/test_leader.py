@@ -6,6 +6,7 @@ That it leads is shown with a real engine (`tests/engines/test_frontdoor.py`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Calls:
         self.follows = {"store": "", "job": ""}
         self.staged = staged
         self.told: list[Any] = []
+        self.while_staging: Callable[[], None] = lambda: None
         for name in ("ranks", "init", "staged", "commit"):
             monkeypatch.setattr(client.EngineClient, name, getattr(self, f"on_{name}"))
 
@@ -48,6 +50,7 @@ class Calls:
         self.told.append(("init", store))
 
     async def on_staged(self, version: int, wait_s: float, *, newer: bool) -> int:
+        self.while_staging()
         return self.staged
 
     async def on_commit(self, version: int) -> client.Updated:
@@ -158,7 +161,10 @@ def test_an_engine_of_another_store_is_told_and_gets_nothing_before(
         leader = Leader(core, asyncio.Lock())
         leader.follow("a", Source("tcp://ours:1", "a", "folder"))
         assert not core.jobs["a"].may_use(engine)
+        used: list[bool] = []
+        calls.while_staging = lambda: used.append(core.jobs["a"].may_use(engine))
         await lead(core, leader)
+        assert used == [False], "it still has the other store's weights"
         assert calls.told == [("init", "tcp://ours:1"), ("commit", 5)]
         assert core.jobs["a"].may_use(engine)
         await lead(core, leader)

@@ -276,13 +276,14 @@ class Service:
 
     async def _look_at(self, engine: Engine) -> None:
         """Is it there, and with which weights?"""
+        known = engine.version
         try:
             status, data = await engine_client.call(
                 self.session, "GET", f"{engine.url}/weight_info", None, LOOK_TIMEOUT_S
             )
             if status == 200:
                 version = str(msgspec.json.decode(data).get("weight_version") or "")
-                if version != engine.version:
+                if version != known == engine.version:  # nobody has led it meanwhile
                     engine.version = version
                     self.core.prefixes.forget(engine.id)
             elif status >= 500:

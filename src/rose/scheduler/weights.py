@@ -135,7 +135,6 @@ class Leader:
         version = job.version
         try:
             await _introduce(client, source, version)
-            engine.source = source.where
             version = await client.staged(version, STAGED_S, newer=True)
             await self._confirm(job, version)
             async with self._updates:
@@ -146,7 +145,7 @@ class Leader:
             log.warning("not led: %s", error, extra={"facts": facts})
             self._not_before[engine.id] = time.monotonic() + AGAIN_S
             return
-        engine.version = str(version)
+        engine.version, engine.source = str(version), source.where
         self._core.prefixes.forget(engine.id)
         facts |= {"version": version, "pause_ms": round(1e3 * updated.pause_s)}
         log.info("led", extra={"facts": facts})
