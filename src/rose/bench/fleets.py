@@ -105,8 +105,11 @@ class Door:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        self._process = _start(self._log, _OURS, "rose.cli", "scheduler", *self._words)
+        self.spawn()
         await _healthy(self._session, self.url, self._log)
+
+    def spawn(self) -> None:
+        self._process = _start(self._log, _OURS, "rose.cli", "scheduler", *self._words)
 
     def kill(self) -> None:
         if self._process is not None:

@@ -3,7 +3,7 @@
 Asked from a process of its own: one that also plays thousands of clients which come back would
 mostly measure itself.
 
-    python -m rose.bench.probe URL TURNS       prints both times, by the monotonic clock
+    python -m rose.bench.probe URL TURNS       waits for a line, prints both monotonic times
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ AGAIN_S = 0.02
 
 
 def main(url: str, turns: int) -> None:
+    sys.stdin.readline()
     answers = _when(f"{url}/health", lambda _: True)
     resumed = _when(f"{url}/rose/v1/status", lambda said: _running(said) >= turns)
     print(json.dumps({"answers": answers, "resumed": resumed}), flush=True)

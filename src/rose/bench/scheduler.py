@@ -187,13 +187,13 @@ async def _restart(fleet: Fleet, folder: Path, count: int, say: Say) -> dict[str
         going = asyncio.create_task(agents.run(work))
         await _running(door, count)
         await asyncio.sleep(BEFORE_KILL_S)
+        words = (sys.executable, "-m", "rose.bench.probe", door.url, str(count))
+        probe = await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE)
+        await asyncio.sleep(1.0)
         door.kill()
         killed = time.monotonic()
-        probe = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rose.bench.probe", door.url, str(count), stdout=PIPE
-        )
-        await door.start()
-        seen = msgspec.json.decode((await probe.communicate())[0])
+        door.spawn()  # at once: clients that lost it would keep this process busy first
+        seen = msgspec.json.decode((await probe.communicate(b"\n"))[0])
         answers_s, resumed_s = seen["answers"] - killed, seen["resumed"] - killed
         record = await going
         found = _summary(record, await fleet.attempts())
