@@ -11,7 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -48,6 +48,11 @@ class Record:
     @property
     def makespan_s(self) -> float:
         return self.ended - self.began
+
+    def after(self, seconds: float) -> Record:
+        """Only the turns that began later than that."""
+        began = self.began + seconds
+        return replace(self, asked=[one for one in self.asked if one.began >= began], began=began)
 
 
 class Agents:

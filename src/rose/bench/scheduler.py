@@ -52,6 +52,8 @@ PLACEMENTS = ("cost", "paper", "least_loaded", "round_robin", "sticky")
 ORDERS = ("longest_first", "c_mlfq", "fifo")
 IDLE_PROMPT = 500
 BEFORE_KILL_S = 2.0
+WARM_S = 4.0
+"""All trajectories begin at once, which they never do again: what a turn costs is counted later."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,13 @@ async def _overhead(
     found: dict[str, Any] = {}
     await fleet.prepare(USUAL)
     agents = Agents("direct", lambda number: fleet.urls[number % len(fleet.urls)], stream=True)
-    record = await agents.run(work, seconds)
+    record = (await agents.run(work, WARM_S + seconds)).after(WARM_S)
     found["direct"] = _summary(record, await fleet.attempts())
     async with fleets.door(fleet, folder) as door:
         await fleet.prepare(USUAL)
-        record, cpu_s = await _through(door, "through", work, seconds)
-        found["through"] = _summary(record, await fleet.attempts()) | _cost(record, cpu_s)
+        everything, cpu_s = await _through(door, "through", work, WARM_S + seconds)
+        steady = everything.after(WARM_S)
+        found["through"] = _summary(steady, await fleet.attempts()) | _cost(everything, cpu_s)
     for part in ("p50", "p99"):
         ours, way = (found[name]["beside_engine_ms"][part] for name in ("through", "direct"))
         found[f"overhead_ms_{part}"] = max(0.0, ours - way)

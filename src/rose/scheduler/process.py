@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -22,6 +23,9 @@ from rose.scheduler.ledger import Ledger
 from rose.scheduler.service import Service
 from rose.web import Guard, Server
 
+YOUNG = 50_000
+"""Objects made before the collector looks at the youngest: thousands of turns are many objects that
+live long, and looking at them all every moment holds up everybody."""
 LEAVE_S = 1
 """Clients that wait when we are stopped: their turns are in the ledger, they may ask again."""
 
@@ -65,6 +69,8 @@ def service(settings: Settings) -> Service:
 async def run(settings: Settings) -> None:
     """Until SIGINT or SIGTERM: turns that run are kept in the ledger."""
     log_as_json(logging.DEBUG if settings.verbose else logging.INFO)
+    gc.freeze()
+    gc.set_threshold(YOUNG, 20, 50)
     scheduling = service(settings)
     app: ASGIApp = application(scheduling, settings.jobs[0].name)
     if settings.secret:
