@@ -114,7 +114,7 @@ def test_serving_that_jumps_gets_its_memory(
         trajectories=24,
         turns=1,
         prompt_tokens=Fixed(1500),
-        turn_tokens=Fixed(300),  # so many that all run at once, however slowly prompts are computed
+        turn_tokens=Fixed(200),  # so many that most run at once, however slowly prompts come
     )
     node.until(lambda: node.rollout().kv_used > 12 * MIB, "rollouts fill their memory", 180)
     quota = node.serving().kv_quota

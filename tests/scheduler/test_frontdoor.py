@@ -195,7 +195,7 @@ def test_a_stream_that_is_refused_says_so(shared: Cluster) -> None:
         ("/inference/v1/generate", {}, 400, "token_ids"),
         ("/inference/v1/generate", {"token_ids": []}, 400, "token_ids is empty"),
         ("/inference/v1/generate", {"token_ids": ["a"]}, 400, "token_ids"),
-        ("/inference/v1/generate", {"token_ids": [-1]}, 400, "cannot be a token"),
+        ("/inference/v1/generate", {"token_ids": [-1]}, 400, "token_ids[0]"),
         ("/inference/v1/generate", {"token_ids": [VOCABULARY]}, 400, "vocabulary"),
         ("/inference/v1/generate", {"token_ids": [1] * CONTEXT}, 400, "context is"),
         ("/inference/v1/generate",

@@ -86,6 +86,8 @@ class Ledger:
             raise LedgerError(f"{path}: {error}") from error
         self._lock = threading.Lock()
         self._waiting: dict[str, tuple[str, str, bytes, bytes]] = {}
+        self._asks: dict[str, bytes] = {}
+        """Of turns that are not over: they do not change, and prompts are long."""
         self._work = threading.Event()
         self._stopping = False
         self.failed = ""
@@ -94,7 +96,9 @@ class Ledger:
 
     def keep(self, turn: Turn) -> None:
         """Have it as it is now, soon. The last word on a turn wins."""
-        ask = msgspec.msgpack.encode(turn.ask)
+        ask = self._asks.pop(turn.ask.id, None) or msgspec.msgpack.encode(turn.ask)
+        if not turn.over:
+            self._asks[turn.ask.id] = ask
         kept = msgspec.msgpack.encode(record(turn))
         with self._lock:
             self._waiting[turn.ask.id] = (turn.ask.job, turn.state, ask, kept)

@@ -91,7 +91,8 @@ class Door:
         going = Exchange(self._service, request, job)
         async with exchange(going):
             room = await self._room(going)
-            turns = going.begin(splitting.split(body, job, going.id, 0, going.trajectory, room))
+            asks = splitting.split(asked, body, job, going.id, 0, going.trajectory, room)
+            turns = going.begin(asks)
             if asked.stream:
                 return Events(going, self._generated(going))
             await going.finish()
@@ -119,7 +120,14 @@ class Door:
                 room = await self._room(going)
                 asks = [
                     splitting.split(
-                        one, job, going.id, number, going.trajectory, room, texts.UNSAID_TOKENS
+                        splitting.parse(one),
+                        one,
+                        job,
+                        going.id,
+                        number,
+                        going.trajectory,
+                        room,
+                        texts.UNSAID_TOKENS,
                     )
                     for number, one in enumerate(rendered)
                 ]

@@ -7,7 +7,7 @@ that by an engine.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
@@ -20,10 +20,13 @@ OURS = ("request_id", "token_ids", "sampling_params", "stream", "stream_options"
 """Fields that every attempt gets anew; others are passed on as they came."""
 
 
+Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 class Generate(msgspec.Struct, kw_only=True):
     """What is looked at of a request; engines look at the rest."""
 
-    token_ids: list[int]
+    token_ids: list[Token]
     sampling_params: dict[str, Any] = {}
     stream: bool | None = False
     return_token_ids: bool | None = False
@@ -38,8 +41,6 @@ def parse(body: dict[str, Any]) -> Generate:
         raise Wrong(400, str(error)) from error
     if not asked.token_ids:
         raise Wrong(400, "token_ids is empty")
-    if min(asked.token_ids) < 0 or max(asked.token_ids) >= 2**31:
-        raise Wrong(400, "token_ids has a number that cannot be a token")
     for name in ("n", "max_tokens", "min_tokens"):
         value = asked.sampling_params.get(name)
         if value is not None and (not isinstance(value, int) or value < (name != "min_tokens")):
@@ -52,6 +53,7 @@ def parse(body: dict[str, Any]) -> Generate:
 
 
 def split(
+    asked: Generate,
     body: dict[str, Any],
     job: str,
     request: str,
@@ -62,7 +64,6 @@ def split(
 ) -> list[Ask]:
     """The turns of one prompt, the `number`th of its request. `room` is the model's context,
     `most` what `max_tokens` is if it is not said: all that is left if None."""
-    asked = parse(body)
     sampling = dict(asked.sampling_params)
     samples = sampling.pop("n", None) or 1
     seed = sampling.pop("seed", None)
