@@ -6,6 +6,7 @@ That it leads is shown with a real engine (`tests/engines/test_frontdoor.py`).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 import torch
 
 from rose.scheduler import weights
-from rose.scheduler.core import Scheduler
+from rose.scheduler.core import Scheduler, Start, Stop
 from rose.scheduler.fleet import Engine
 from rose.scheduler.job import Job
+from rose.scheduler.turn import Ask
 from rose.scheduler.weights import Leader, Source
 from rose.transfer import Publisher
 from rose.transfer.store.files import FileStore
@@ -173,24 +175,67 @@ def test_an_engine_of_another_store_is_told_and_gets_nothing_before(
     asyncio.run(go())
 
 
-def test_an_engine_of_two_jobs_stays_with_one_store(
+def test_jobs_with_weights_of_their_own_have_engines_of_their_own(
     core: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = Calls(monkeypatch)
     core.jobs["b"] = Job("b")
-    core.join(engine := Engine("e", "http://127.0.0.1:9"), 0.0)
+    engines = [Engine(f"e{n}", "http://127.0.0.1:9") for n in range(4)]
+    for engine in engines:
+        core.join(engine, 0.0)
+
+    async def go() -> None:
+        leader = Leader(core, asyncio.Lock())
+        for job in ("a", "b"):
+            core.jobs[job].lead(1)
+            leader.follow(job, Source(f"tcp://{job}:1", job, "folder"))
+        assert [sum(e.owner == core.jobs[job].source for e in engines) for job in "ab"] == [4, 0]
+        for job in ("a", "b"):
+            core.submit(Ask(id=job, job=job, prompt=[1], max_tokens=9), 0.0)
+        for _ in range(5):
+            leader._moved = -math.inf
+            leader.share_out()
+        for job in ("a", "b"):
+            calls.follows = {"store": "", "job": ""}
+            await lead(core, leader, job)
+
+    asyncio.run(go())
+    mine = [{e.id for e in engines if core.jobs[job].may_use(e)} for job in "ab"]
+    assert [len(one) for one in mine] == [2, 2]
+    assert not mine[0] & mine[1]
+
+
+def test_the_turns_of_an_engine_that_changes_hands_go_on_elsewhere(core: Scheduler) -> None:
+    core.jobs["b"] = Job("b", share=3.0)
+    for name in ("e0", "e1"):
+        core.join(Engine(name, ""), 0.0)
 
     async def go() -> None:
         leader = Leader(core, asyncio.Lock())
         for job in ("a", "b"):
             leader.follow(job, Source(f"tcp://{job}:1", job, "folder"))
-            core.jobs[job].lead(1)
-        for _ in range(2):
-            for job in ("a", "b"):
-                await lead(core, leader, job)
+        for engine in core.engines.values():
+            assert engine.owner == ("tcp://a:1", "a")
+            engine.source = engine.owner
+        turns = [core.submit(Ask(id=n, job="a", prompt=[1], max_tokens=9), 0.0) for n in "xy"]
+        assert len(core.decide(0.0)) == 2
+        core.submit(Ask(id="z", job="b", prompt=[1], max_tokens=9), 0.0)
+        leader.share_out()
+        moved = next(e for e in core.engines.values() if e.owner == ("tcp://b:1", "b"))
+        assert not moved.turns
+        stopped, placed = core.decide(1.0)
+        assert isinstance(stopped, Stop) and isinstance(placed, Start)
+        assert stopped.turn is placed.turn and placed.turn in turns
+        assert {turn.engine for turn in turns} == set(core.engines) - {moved.id}
 
     asyncio.run(go())
-    assert calls.told == [("init", "tcp://a:1"), ("commit", 1)]
+
+
+def test_versions_of_another_job_do_not_matter(core: Scheduler) -> None:
+    """One that is at its fiftieth, say, keeps nobody waiting for fifty of another's."""
+    core.jobs["b"] = Job("b", version=50)
+    core.jobs["a"].lead(3)
+    core.join(engine := Engine("e", "", version="3"), 0.0)
     assert core.jobs["a"].may_use(engine)
     assert not core.jobs["b"].may_use(engine)
 

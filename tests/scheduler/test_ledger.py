@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -47,7 +50,11 @@ def test_what_is_not_written_yet_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     ledger.keep(turn())
     found = ledger.find("a/0.0")
     assert found is not None and found.tokens == [5, 6]
-    ledger.close()
+    time.sleep(0.1)
+    closing = threading.Thread(target=ledger.close)  # while records are gathered
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
 
 
 def test_old_results_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +88,34 @@ def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:
     bad.write_text("nothing of the kind, and longer than a header would be" * 50)
     with pytest.raises(LedgerError, match=r"l\.sqlite"):
         Ledger(bad)
+
+
+def test_one_of_another_release_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "l.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE turns (id TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match=r"l\.sqlite: another release"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_what_is_asked_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is found whatever part of a turn is on its way to the file."""
+    monkeypatch.setattr(keeping, "BATCH_S", 0.0)
+    ledger = Ledger(tmp_path / "l.sqlite")
+    going = turn()
+    for token in range(200):
+        going.take(Chunk([token]), "7", 3.0)
+        ledger.keep(going)
+        found = ledger.find("a/0.0")
+        assert found is not None and (found.ask, found.tokens) == (going.ask, going.tokens)
+    ledger.close()
+    again = Ledger(tmp_path / "l.sqlite")
+    (restored,) = again.turns()
+    restored.state = State.DONE
+    again.keep(restored)
+    again.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "l.sqlite")) as database:
+        assert database.execute("SELECT count(*) FROM asks").fetchone() == (1,)
+        assert database.execute("SELECT state FROM records").fetchone() == ("done",)

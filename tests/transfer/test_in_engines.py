@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,10 @@ from rose.transfer.store.files import FileStore
 pytestmark = pytest.mark.engine
 
 
+CASES = {1: ("tied-stock", "untied-stock", "tied-unpacked"), 2: ("tied-stock", "untied-unpacked")}
+"""By number of ranks: whether the model ties its embeddings, and how layers keep their weights."""
+
+
 @dataclass
 class Brought:
     """An engine that was brought from `base` to the newest version, and a fresh one with that."""
@@ -30,56 +32,44 @@ class Brought:
     folder: Path
     newest: dict[str, torch.Tensor]
 
-    def run(self, models_: tuple[str, ...], ranks: int, layers: str) -> None:
-        engines = [run_engine(self.folder, model, ranks, layers) for model in models_]
-        for engine in engines:
-            _, said = engine.communicate(timeout=300)
-            assert engine.returncode == 0, said[-3000:]
-
     def said(self, model: str) -> Any:
         return json.loads((self.folder / f"{model}.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def bring(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str], Brought]:
-    @cache
-    def both(kind: str, ranks: int, layers: str) -> Brought:
-        folder = tmp_path_factory.mktemp("weights")
-        brought = Brought(folder, make_three_versions(folder, tied=kind == "tied"))
-        brought.run(("base", "newest"), ranks, layers)
-        return brought
-
-    return both
+def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], Brought]:
+    """By number of ranks and case."""
+    made, engines = {}, []
+    for ranks, cases in CASES.items():
+        folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        for case in cases:
+            newest = make_three_versions(folder / case, tied=not case.startswith("untied"))
+            made[ranks, case] = Brought(folder / case, newest)
+        engines.append(start(folder, ranks, cases))
+    for engine in engines:
+        finish(engine)
+    return made
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks", "layers"),
-    [
-        ("tied", 1, "stock"),
-        ("untied", 1, "stock"),
-        ("tied", 1, "unpacked"),
-        ("tied", 2, "stock"),
-        ("untied", 2, "unpacked"),
-    ],
+    ("ranks", "case"), [(ranks, case) for ranks, cases in CASES.items() for case in cases]
 )
 def test_an_updated_engine_answers_like_a_fresh_one(
-    bring: Callable[[str, int, str], Brought], kind: str, ranks: int, layers: str
+    brought: dict[tuple[int, str], Brought], ranks: int, case: str
 ) -> None:
-    brought = bring(kind, ranks, layers)
-    base, fresh = brought.said("base"), brought.said("newest")
+    base, fresh = (brought[ranks, case].said(model) for model in ("base", "newest"))
     assert base["after"] == fresh["before"]
     assert base["after"] != base["before"]
     assert base["in place"]
-    check_digests(base["digests"], brought.newest)
+    check_digests(base["digests"], brought[ranks, case].newest)
 
 
+@pytest.mark.parametrize("ranks", CASES)
 def test_a_restarted_engine_comes_back_from_the_hosts_copy(
-    bring: Callable[[str, int, str], Brought],
+    brought: dict[tuple[int, str], Brought], ranks: int
 ) -> None:
     """Its store is out of reach."""
-    brought = bring("tied", 1, "stock")
-    brought.run(("again",), 1, "stock")
-    base, again = brought.said("base"), brought.said("again")
+    base, again = (brought[ranks, CASES[ranks][0]].said(model) for model in ("base", "again"))
     assert again["before"] == base["before"] != base["after"]
     assert again["after"] == base["after"]
 
@@ -101,10 +91,18 @@ def make_three_versions(folder: Path, *, tied: bool) -> dict[str, torch.Tensor]:
     return weights
 
 
-def run_engine(folder: Path, model: str, ranks: int, layers: str) -> subprocess.Popen[str]:
+def start(folder: Path, ranks: int, cases: tuple[str, ...]) -> subprocess.Popen[str]:
     script = Path(__file__).with_name("updated.py")
-    words = [sys.executable, str(script), str(folder), model, str(ranks), layers]
+    words = [sys.executable, str(script), str(folder), str(ranks), *cases]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish(engine: subprocess.Popen[str]) -> None:
+    try:
+        _, said = engine.communicate(timeout=300)
+    finally:
+        engine.kill()
+    assert engine.returncode == 0, said[-3000:]
 
 
 def check_digests(ranks: list[Any], weights: dict[str, torch.Tensor]) -> None:

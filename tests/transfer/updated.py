@@ -1,18 +1,25 @@
-"""A vLLM engine that is brought to another version, or a fresh one that starts from it.
+"""vLLM engines that are brought to another version, and fresh ones that start from it.
 
-Run as a script by `test_in_engines`: writes what it answers to `MODEL.json`. The layers keep their
-weights as vLLM does on this machine (float32: packed by oneDNN), or `unpacked`.
+Run as a script by `test_in_engines`: writes what they answer to `CASE/MODEL.json`. The layers keep
+their weights as vLLM does on this machine (float32: packed by oneDNN), or `unpacked`. One process
+starts all engines of a number of ranks: importing vLLM takes longer than all they do. Workers are
+forks of it (vLLM would spawn them on CPUs), and so is who publishes: no worker starts where numba
+is.
 """
 
 import json
+import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # to look at workers' models
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -22,7 +29,11 @@ os.environ |= {
 import torch
 from safetensors.torch import load_file
 from vllm import LLM, SamplingParams
+from vllm.model_executor.layers import utils
+from vllm.v1.executor import multiproc_executor
 
+FORKED = multiprocessing.get_context("fork")
+multiproc_executor.get_mp_context = lambda: FORKED
 PROMPTS = [[5, 6, 7, 8], list(range(20, 60)), list(range(200, 100, -3))]
 
 
@@ -35,6 +46,7 @@ def engine(model: Path, ranks: int) -> LLM:
         max_num_seqs=4,
         kv_cache_memory_bytes=8 << 20,
         tensor_parallel_size=ranks,
+        distributed_executor_backend="mp",
         disable_log_stats=True,
         enable_prefix_caching=False,
         weight_transfer_config={"backend": "rose"},
@@ -71,41 +83,72 @@ def update(llm: LLM, version: int) -> None:
     llm.collective_rpc("finish_weight_update")
 
 
-def unpacked() -> None:
-    """CPU layers as where no kernel packs their weights: those are updated in place."""
-    from vllm.model_executor.layers import utils
+@contextmanager
+def layers(case: str) -> Iterator[None]:
+    """Where no kernel packs the weights of CPU layers, those are updated in place."""
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
-    utils.dispatch_cpu_unquantized_gemm = dispatch
+    stock = utils.dispatch_cpu_unquantized_gemm
+    if case.endswith("unpacked"):
+        utils.dispatch_cpu_unquantized_gemm = dispatch
+    yield
+    utils.dispatch_cpu_unquantized_gemm = stock
 
 
-def main(folder: Path, model: str, ranks: int) -> Any:
-    """With `base`: its answers, then those after an update from a version that it had to compare
-    itself with, by one of which it knows what changed. `again`: the same engine started anew, from
-    the host's copy alone. With another model: its answers."""
-    llm = engine(folder / ("base" if model == "again" else model), ranks)
+def bring(folder: Path, ranks: int, *, again: bool) -> None:
+    """The answers of `base` before and after an update from a version that it had to compare itself
+    with by one of which it knows what changed; those of a fresh `newest`; and `again` those of a
+    `base` that is started anew and has only the host's copy."""
+    with running(folder / "newest", ranks) as llm:
+        write(folder, "newest", {"before": answers(llm)})
+    with running(folder / "base", ranks) as llm:
+        write(folder, "base", update_twice(folder, llm))
+    if again:
+        with running(folder / "base", ranks) as llm:
+            write(folder, "again", update_alone(folder, llm))
+
+
+@contextmanager
+def running(model: Path, ranks: int) -> Iterator[LLM]:
+    llm = engine(model, ranks)
+    yield llm
+    llm.llm_engine.engine_core.shutdown()
+
+
+def update_twice(folder: Path, llm: LLM) -> dict[str, Any]:
     answered = {"before": answers(llm)}
-    store = {"store": f"file://{folder}/store", "job": "job", "folder": str(folder / "copy")}
-    if model == "again":
-        nobody = store | {"store": "tcp://127.0.0.1:9"}
-        llm.collective_rpc("init_weight_transfer_engine", args=(nobody,))
-        update(llm, 2)
-        answered["after"] = answers(llm)
-    if model == "base":
-        llm.collective_rpc("init_weight_transfer_engine", args=(store,))
-        update(llm, 1)
-        kernels = llm.apply_model(kernels_of) if ranks == 1 else []
-        publish(folder)
-        update(llm, 2)
-        answered |= {"after": answers(llm), "digests": llm.collective_rpc("rose_digests")}
-        answered["in place"] = kernels == (llm.apply_model(kernels_of) if ranks == 1 else [])
+    llm.collective_rpc("init_weight_transfer_engine", args=(source(folder),))
+    update(llm, 1)
+    kernels = llm.apply_model(kernels_of)
+    publishing = FORKED.Process(target=publish, args=(folder,))
+    publishing.start()
+    publishing.join()
+    update(llm, 2)
+    answered |= {"after": answers(llm), "digests": llm.collective_rpc("rose_digests")}
+    answered["in place"] = kernels == llm.apply_model(kernels_of)
     return answered
 
 
+def update_alone(folder: Path, llm: LLM) -> dict[str, Any]:
+    answered = {"before": answers(llm)}
+    nobody = source(folder) | {"store": "tcp://127.0.0.1:9"}
+    llm.collective_rpc("init_weight_transfer_engine", args=(nobody,))
+    update(llm, 2)
+    return answered | {"after": answers(llm)}
+
+
+def source(folder: Path) -> dict[str, str]:
+    return {"store": f"file://{folder}/store", "job": "job", "folder": str(folder / "copy")}
+
+
+def write(folder: Path, name: str, answered: dict[str, Any]) -> None:
+    (folder / f"{name}.json").write_text(json.dumps(answered))
+
+
 def publish(folder: Path) -> None:
-    from rose.transfer import Publisher  # not before vLLM has started: it does not bear numba
+    from rose.transfer import Publisher
     from rose.transfer.store.files import FileStore
 
     weights = load_file(folder / "newest" / "model.safetensors")
@@ -117,7 +160,7 @@ def kernels_of(model: torch.nn.Module) -> list[int]:
 
 
 if __name__ == "__main__":
-    where, model, ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    if sys.argv[4] == "unpacked":
-        unpacked()
-    (where / f"{model}.json").write_text(json.dumps(main(where, model, ranks)))
+    where, ranks, *cases = sys.argv[1:]
+    for case in cases:
+        with layers(case):
+            bring(Path(where) / case, int(ranks), again=case == cases[0])

@@ -173,8 +173,7 @@ class Scheduler:
 
     def join(self, engine: Engine, now: float) -> None:
         engine.joined = now
-        of_it = (j for j in self.jobs.values() if engine.serves(j.name))
-        engine.due = max((job.version or 0 for job in of_it), default=0)
+        engine.due = {job.name: job.version or 0 for job in self.jobs.values()}
         self.engines[engine.id] = engine
 
     def leave(self, id_: str, now: float) -> None:

@@ -17,6 +17,8 @@ SUSPECT_FIRST_S, SUSPECT_LAST_S = 0.25, 30.0
 MEASURED = 4
 """One in so many gaps between tokens is measured: there are many."""
 UNKNOWN = 1 << 30
+TYPICAL_TURNS = 8
+"""At once, for telling how fast a device is."""
 REMEMBERED_CUTS = 32
 CUT_MEMORY_S = 300.0
 """Cuts older than this no longer count for an engine's risk."""
@@ -36,8 +38,10 @@ class Engine:
     version: str = ""
     source: tuple[str, str] | None = None
     """Store and job that its versions are of, if it was asked or told."""
-    due: int = 0
-    """Version that it must have before it gets turns: the current one when it joined."""
+    owner: tuple[str, str] | None = None
+    """The same, of the jobs that it is for, if jobs have weights of their own."""
+    due: dict[str, int] = field(default_factory=dict)
+    """Versions that it must have before it gets turns of a job: the current ones when it joined."""
     joined: float = 0.0
     draining: bool = False
     active: bool = True
@@ -90,6 +94,10 @@ class Engine:
     @property
     def speed(self) -> Speed:
         return self.meter.speed
+
+    @property
+    def tokens_per_s(self) -> float:
+        return TYPICAL_TURNS / self.speed.token_s(TYPICAL_TURNS)
 
     def begin(self, turn: Turn, uncached: int, expected: int, now: float) -> None:
         self.turns[turn.ask.id] = turn

@@ -46,12 +46,14 @@ class Job:
     def may_use(self, engine: Engine) -> bool:
         if not engine.serves(self.name):
             return False
+        if self.source is not None and engine.owner != self.source:
+            return False
         if self.version is None:
             return True
         if self.source is not None and engine.source != self.source:
             return False
         behind = self.behind(engine)
-        if behind is None or int(engine.version) < engine.due:
+        if behind is None or int(engine.version) < engine.due.get(self.name, 0):
             return False
         return self.max_staleness is None or behind <= self.max_staleness
 

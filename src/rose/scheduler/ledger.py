@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,12 +24,17 @@ BATCH_S = 0.02
 """How long records are gathered, and about what a kill loses."""
 KEPT_S = 3600.0
 """Results are kept so long for clients that ask again."""
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS turns (
-  id TEXT PRIMARY KEY, job TEXT, state TEXT, ask BLOB, record BLOB, changed REAL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_state ON turns (state, changed);
+TIDY_S = 60.0
+"""How often those that are older are looked for."""
+LAYOUT = 2
+SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS asks (id TEXT PRIMARY KEY, ask BLOB);
+CREATE TABLE IF NOT EXISTS records (id TEXT PRIMARY KEY, state TEXT, record BLOB, changed REAL);
+CREATE INDEX IF NOT EXISTS by_state ON records (state, changed);
+PRAGMA user_version = {LAYOUT};
 """
+"""What is asked is long and never changes, so it is written once."""
+OLD = "SELECT id FROM records WHERE state IN ('done', 'aborted') AND changed < ?"
 
 
 class Record(msgspec.Struct):
@@ -55,11 +60,21 @@ def record(turn: Turn) -> Record:
     )  # fmt: skip
 
 
-def turn_of(ask: Ask, kept: Record) -> Turn:
+def turn_of(asked: bytes, recorded: bytes) -> Turn:
+    ask = msgspec.msgpack.decode(asked, type=Ask)
+    kept = msgspec.msgpack.decode(recorded, type=Record)
     return Turn(
         ask, kept.arrived, kept.state, None, kept.attempt, kept.tokens, kept.logprobs, kept.spans,
         kept.finish, kept.stop, kept.error, kept.status, cuts=kept.cuts,
     )  # fmt: skip
+
+
+class Row(NamedTuple):
+    """Waits to be written; without what is asked if that is known."""
+
+    state: State
+    ask: bytes | None
+    kept: bytes
 
 
 class LedgerError(RuntimeError):
@@ -77,17 +92,16 @@ class Ledger:
         except OSError as error:
             raise LedgerError(f"{path}: {error}") from error
         try:
-            self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=FULL")
-            self._database.executescript(SCHEMA)
-        except sqlite3.Error as error:
+            self._database = _open(path)
+            self._reading = _open(path)  # one connection would wait for the other's disk
+        except (sqlite3.Error, LedgerError) as error:
             self._claim.close()
             raise LedgerError(f"{path}: {error}") from error
         self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[str, str, bytes, bytes]] = {}
-        self._asks: dict[str, bytes] = {}
-        """Of turns that are not over: they do not change, and prompts are long."""
+        self._waiting: dict[str, Row] = {}
+        self._begun: set[str] = set()
+        """Turns that are not over and whose ask is written, or waits to be."""
+        self._tidied = 0.0
         self._work = threading.Event()
         self._stopping = False
         self.failed = ""
@@ -96,44 +110,42 @@ class Ledger:
 
     def keep(self, turn: Turn) -> None:
         """Have it as it is now, soon. The last word on a turn wins."""
-        ask = self._asks.pop(turn.ask.id, None) or msgspec.msgpack.encode(turn.ask)
-        if not turn.over:
-            self._asks[turn.ask.id] = ask
+        id_ = turn.ask.id
+        ask = None if id_ in self._begun else msgspec.msgpack.encode(turn.ask)
+        (self._begun.discard if turn.over else self._begun.add)(id_)
         kept = msgspec.msgpack.encode(record(turn))
         with self._lock:
-            self._waiting[turn.ask.id] = (turn.ask.job, turn.state, ask, kept)
+            if ask is None and (before := self._waiting.get(id_)) is not None:
+                ask = before.ask
+            self._waiting[id_] = Row(turn.state, ask, kept)
         self._work.set()
 
     def turns(self) -> Iterator[Turn]:
         """All that are not over; results that somebody may still ask for are found by their id."""
-        rows = self._database.execute(
-            "SELECT ask, record FROM turns WHERE state NOT IN ('done', 'aborted')"
+        rows = self._reading.execute(
+            "SELECT ask, record FROM records JOIN asks USING (id) "
+            "WHERE state NOT IN ('done', 'aborted')"
         )
         for ask, kept in rows:
-            yield turn_of(
-                msgspec.msgpack.decode(ask, type=Ask), msgspec.msgpack.decode(kept, type=Record)
-            )
+            turn = turn_of(ask, kept)
+            self._begun.add(turn.ask.id)
+            yield turn
 
     def find(self, id_: str) -> Turn | None:
         with self._lock:
             waiting = self._waiting.get(id_)
-        row = (
-            waiting[2:]
-            if waiting
-            else self._database.execute(
-                "SELECT ask, record FROM turns WHERE id = ?", (id_,)
-            ).fetchone()
-        )
-        if row is None:
-            return None
-        return turn_of(
-            msgspec.msgpack.decode(row[0], type=Ask), msgspec.msgpack.decode(row[1], type=Record)
-        )
+        row = self._reading.execute(
+            "SELECT ask, record FROM records JOIN asks USING (id) WHERE id = ?", (id_,)
+        ).fetchone()
+        if waiting is not None:
+            row = (waiting.ask or row[0], waiting.kept)
+        return turn_of(*row) if row else None
 
     def close(self) -> None:
         self._stopping = True
         self._work.set()
         self._thread.join()
+        self._reading.close()
         self._database.close()
         self._claim.close()
 
@@ -142,10 +154,10 @@ class Ledger:
     def _write(self) -> None:
         while True:
             self._work.wait()
+            self._work.clear()
             stopping = self._stopping
             if not stopping:
                 time.sleep(BATCH_S)
-            self._work.clear()
             with self._lock:
                 batch = dict(self._waiting)
             if batch and self._put(batch):
@@ -156,16 +168,18 @@ class Ledger:
             if stopping:
                 return
 
-    def _put(self, batch: dict[str, tuple[str, str, bytes, bytes]]) -> bool:
+    def _put(self, batch: dict[str, Row]) -> bool:
         now = time.time()
-        rows = [(id_, *row, now) for id_, row in batch.items()]
+        asks = [(id_, row.ask) for id_, row in batch.items() if row.ask is not None]
+        records = [(id_, row.state, row.kept, now) for id_, row in batch.items()]
         try:
             self._database.execute("BEGIN")
-            self._database.executemany("REPLACE INTO turns VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._database.execute(
-                "DELETE FROM turns WHERE state IN ('done', 'aborted') AND changed < ?",
-                (now - KEPT_S,),
-            )
+            self._database.executemany("REPLACE INTO asks VALUES (?, ?)", asks)
+            self._database.executemany("REPLACE INTO records VALUES (?, ?, ?, ?)", records)
+            if now - self._tidied > TIDY_S:
+                self._tidied, old = now, (now - KEPT_S,)
+                self._database.execute(f"DELETE FROM asks WHERE id IN ({OLD})", old)
+                self._database.execute(f"DELETE FROM records WHERE id IN ({OLD})", old)
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             if self._database.in_transaction:
@@ -176,3 +190,16 @@ class Ledger:
             return False
         self.failed = ""
         return True
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (layout,) = database.execute("PRAGMA user_version").fetchone()
+    if tables and layout != LAYOUT:
+        database.close()
+        raise LedgerError("another release of rose wrote it, and has to end its turns")
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("PRAGMA synchronous=FULL")
+    database.executescript(SCHEMA)
+    return database

@@ -14,9 +14,6 @@ from rose.scheduler.lease import Lease, Order, Phase, Word
 from rose.scheduler.provisioner import Demand, Device
 from rose.scheduler.turn import State
 
-TYPICAL_TURNS = 8
-"""At once, for telling how fast a device is."""
-
 
 @dataclass
 class Node:
@@ -80,8 +77,7 @@ class Nodes:
             self._core.leave(id_, now)
 
     def _device(self, node: Node, stuck: set[str]) -> Device:
-        speed = self._core.engines[node.id].speed
-        makes = 0.0 if node.id in stuck else TYPICAL_TURNS / speed.token_s(TYPICAL_TURNS)
+        makes = 0.0 if node.id in stuck else self._core.engines[node.id].tokens_per_s
         held = node.dedicated or node.id in self._wanted
         if not held:
             makes *= 1.0 - node.word.load  # what was measured was when it was held

@@ -212,7 +212,7 @@ class Service:
     async def anybody(self, job: str) -> Engine:
         """An engine to ask about a job's model; waits for one."""
         while True:
-            usable = [e for e in self.core.engines.values() if e.serves(job)]
+            usable = self.engines_of(job)
             alive = [e for e in usable if not self._misses.get(e.id)]
             if alive or usable:
                 return min(alive or usable, key=lambda e: len(e.turns))
@@ -259,8 +259,14 @@ class Service:
                 log.warning("%s", error)
                 return None
 
-        engines = [e for e in self.core.engines.values() if e.serves(job)]
-        return [found for found in await asyncio.gather(*map(one, engines)) if found is not None]
+        asked = await asyncio.gather(*map(one, self.engines_of(job)))
+        return [found for found in asked if found is not None]
+
+    def engines_of(self, job: str) -> list[Engine]:
+        """That have the job's weights, or will have them."""
+        source = self.core.jobs[job].source
+        serving = [e for e in self.core.engines.values() if e.serves(job)]
+        return [e for e in serving if source is None or e.owner == source]
 
     async def _tick(self) -> None:
         while True:

@@ -4,22 +4,27 @@ A job's *source* says where its versions are published: from the command line, a
 newest there is current; or from a trainer's own `init_weight_transfer_engine` call, and then
 current is what it finished last. Engines fetch and stage by themselves; each one that is behind is
 led on its own: told of the source if it follows none or another, waited for until all its ranks
-have the version staged, committed in a short pause while its turns keep what they have. An engine
-that several jobs may use stays with the source that it was led to first.
+have the version staged, committed in a short pause while its turns keep what they have. Jobs with
+weights of their own have engines of their own (`sharing`); the turns of one that changes hands go
+on elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Any, NamedTuple
 
 import aiohttp
 
+from rose.scheduler import sharing
 from rose.scheduler.core import Scheduler
 from rose.scheduler.fleet import Engine
 from rose.scheduler.job import Job
+from rose.scheduler.sharing import MOVE_S, Claim, Shared
+from rose.scheduler.turn import Cut
 from rose.transfer.errors import TransferError
 from rose.transfer.store import Store, StoreError, open_store
 from rose.transfer.vllm.client import EngineClient
@@ -61,16 +66,55 @@ class Leader:
         self._not_before: dict[str, float] = {}
         self._held: dict[str, float] = {}
         self._away: set[str] = set()
+        self._moved = -math.inf
 
     def watch(self, job: str, source: Source) -> None:
         """Lead the job's engines to whatever is newest; ValueError if that cannot be a store."""
         self._watched[job] = open_store(source.store, source.job)
         self.follow(job, source)
 
-    def follow(self, job: str, source: Source) -> None:
-        """The job's versions are of this source; whoever says what is current."""
-        self.sources[job] = source
-        self._core.jobs[job].source = source.where
+    def follow(self, job: str, source: Source | None) -> None:
+        """The job's versions are of this source, or no longer of any; whoever says what is
+        current."""
+        self.sources.pop(job, None)
+        if source is not None:
+            self.sources[job] = source
+        self._core.jobs[job].source = source.where if source is not None else None
+        self.share_out()
+
+    def share_out(self) -> None:
+        """Say which engine is for which source."""
+        jobs, engines, now = self._core.jobs, list(self._core.engines.values()), time.monotonic()
+        claims = {}
+        for where in {source.where for source in self.sources.values()}:
+            of_it = [jobs[name] for name, source in self.sources.items() if source.where == where]
+            claims[where] = Claim(
+                sum(job.share for job in of_it),
+                sum(job.max_borrowed for job in of_it),
+                sum(job.waiting for job in of_it),
+                sum(job.running for job in of_it),
+            )
+        owners = sharing.share_out(
+            claims,
+            [self._shared(engine) for engine in engines],
+            may_move=now - self._moved > MOVE_S,
+        )
+        for engine in engines:
+            owner = owners.get(engine.id)
+            if None not in (engine.owner, owner) and engine.owner != owner:
+                self._moved = now
+                self._core.clear(engine, Cut.GONE, now)
+            engine.owner = owner
+
+    def _shared(self, engine: Engine) -> Shared:
+        return Shared(
+            engine.id,
+            engine.owner,
+            frozenset(s.where for name, s in self.sources.items() if engine.serves(name)),
+            engine.tokens_per_s,
+            engine.borrowed,
+            len(engine.turns),
+        )
 
     def hold(self, job: str) -> None:
         """A trainer has begun to update the job's engines itself; that takes it several calls."""
@@ -86,6 +130,7 @@ class Leader:
         """Until cancelled."""
         try:
             while True:
+                self.share_out()
                 for name, source in list(self.sources.items()):
                     if name in self._watched:
                         await self._look(name)
@@ -109,7 +154,7 @@ class Leader:
         if newest is not None and newest != job.version:
             if job.version is None:
                 for engine in self._core.engines.values():
-                    engine.due = max(engine.due, newest)
+                    engine.due[job.name] = newest
             job.lead(newest)
             log.info("weights", extra={"facts": {"job": job.name, "version": newest}})
 
@@ -117,13 +162,11 @@ class Leader:
         if self._is_held(job.name):
             return
         now = time.monotonic()
-        others = {other.where for other in self.sources.values()} - {source.where}
         for engine in self._core.engines.values():
             there = (engine.version, engine.source) == (str(job.version), source.where)
             behind = job.version is not None and not there
             waits = engine.id in self._leading or now < self._not_before.get(engine.id, 0.0)
-            ours = engine.serves(job.name) and engine.source not in others
-            if behind and ours and not waits:
+            if behind and engine.owner == source.where and not waits:
                 client = EngineClient(session, engine.url)
                 task = asyncio.create_task(self._lead(client, engine, source, job))
                 self._leading[engine.id] = task

@@ -65,12 +65,19 @@ class Control:
         query = f"?{request.url.query}" if request.url.query else ""
         if name == "finish_weight_update":
             body = self._with_version(job, body)
+        leader, source = self._service.leader, None
+        before = leader.sources.get(job)
+        if name == "init_weight_transfer_engine" and (source := _source(body)) is not None:
+            leader.follow(job, source)  # engines that come later are told the same
         async with self._service.updates:
             if name == "start_weight_update":
-                self._service.leader.hold(job)
+                leader.hold(job)
             answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
-        if name == "start_weight_update" and not any(status < 400 for _, status, _ in answers):
-            self._service.leader.release(job)
+        if not any(status < 400 for _, status, _ in answers):
+            if name == "start_weight_update":
+                leader.release(job)
+            if source is not None:
+                leader.follow(job, before)
         if not answers:
             raise Wrong(503, f"no engine of job {job} is there", "ServiceUnavailableError")
         failed = [(engine, status, data) for engine, status, data in answers if status >= 400]
@@ -79,11 +86,12 @@ class Control:
             engine, status, data = failed[0]
             said = data.decode(errors="replace")[:500]
             refused = f"{len(failed)} of {len(answers)} engines refuse /{name}: {said}"
-            if not done or job not in self._service.leader.sources:
+            if not done or job not in leader.sources:
                 return answer(status, refused)
             log.warning(refused, extra={"facts": {"engine": engine.id}})  # it will be led there
-        if name == "init_weight_transfer_engine":
-            self._note_source(job, body, [engine for engine, _ in done])
+        if source is not None:
+            for engine, _ in done:
+                engine.source = source.where
         elif name == "update_weights":
             with contextlib.suppress(msgspec.DecodeError):
                 self._asked[job] = msgspec.json.decode(
@@ -91,17 +99,8 @@ class Control:
                 ).update_info.version
         elif name == "finish_weight_update":
             self._note_version(job, body, [engine for engine, _ in done])
-            self._service.leader.release(job)
+            leader.release(job)
         return Response(done[0][1], media_type="application/json")
-
-    def _note_source(self, job: str, body: bytes | None, engines: list[Engine]) -> None:
-        """Engines that come later are told the same, if they can go there on their own."""
-        with contextlib.suppress(msgspec.DecodeError):
-            said = msgspec.json.decode(body or b"{}", type=_Init)
-            source = Source(**msgspec.structs.asdict(said.init_info))
-            self._service.leader.follow(job, source)
-            for engine in engines:
-                engine.source = source.where
 
     def _with_version(self, job: str, body: bytes | None) -> bytes | None:
         """TRL finishes an update without naming it: then it is the version that was asked for."""
@@ -133,8 +132,7 @@ class Control:
 
     async def weight_info(self, job: str) -> Response:
         """The version that all have at least, and who is where."""
-        engines = [e for e in self._service.core.engines.values() if e.serves(job)]
-        where = {engine.id: engine.version for engine in engines}
+        where = {engine.id: engine.version for engine in self._service.engines_of(job)}
         return json({"weight_version": _oldest(list(where.values())), "engines": where})
 
 
@@ -150,3 +148,12 @@ def _oldest(versions: list[Any]) -> Any:
     if versions and all(version.isdigit() for version in versions):
         return min(versions, key=int)
     return versions[0] if len(set(versions)) == 1 else None
+
+
+def _source(body: bytes | None) -> Source | None:
+    """Where engines find the job's versions, if they go there on their own."""
+    try:
+        said = msgspec.json.decode(body or b"", type=_Init).init_info
+    except msgspec.DecodeError:
+        return None
+    return Source(said.store, said.job, said.folder)

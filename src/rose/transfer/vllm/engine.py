@@ -62,6 +62,7 @@ class RoseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 "weight transfer backend rose: on CPUs engines need --enforce-eager, as compiled "
                 "graphs keep the kernels they were made with"
             )
+        self._store: Store | None = None
         self._follower: Follower | None = None
         self._source: InitInfo | None = None
         self._live: Live | None = None
@@ -70,7 +71,7 @@ class RoseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Again with other words: the old store and folder are left."""
         self.shutdown()
-        store = open_store(init_info.store, init_info.job)
+        store = self._store = open_store(init_info.store, init_info.job)
         folder = Path(init_info.folder) / self._slices()
         options = dict((self.vllm_config.additional_config or {}).get("rose", {}))
         self._follower = Follower(lambda: self._open(store, folder), options.get("host_cores", ()))
@@ -94,6 +95,8 @@ class RoseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def shutdown(self) -> None:
+        if self._store is not None:
+            self._store.close()  # it would insist on being answered
         if self._follower is not None:
             self._follower.stop()
             self._follower = None
