@@ -112,9 +112,16 @@ def bring(folder: Path, ranks: int, *, again: bool) -> None:
 
 @contextmanager
 def running(model: Path, ranks: int) -> Iterator[LLM]:
+    before = shared_memory()
     llm = engine(model, ranks)
     yield llm
     llm.llm_engine.engine_core.shutdown()
+    for left in shared_memory() - before:  # vLLM's ranks forget it when they are ended
+        left.unlink(missing_ok=True)
+
+
+def shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").glob("vllm_dist_*"))
 
 
 def update_twice(folder: Path, llm: LLM) -> dict[str, Any]:
