@@ -41,6 +41,7 @@ kv_gb = 0.05
 page = "/dev/shm/rose-reporting-{uuid.uuid4().hex}"
 port = {port}
 scheduler = "{scheduler}"
+lease_s = 3
 log_dir = "{folder}"
 
 [rollout]
@@ -106,3 +107,13 @@ def test_a_turn_outlives_the_node_of_its_device(door: Process, device: Device) -
         device.start()
         status, again = waiting.result()
     assert (status, again["choices"][0]["token_ids"]) == (200, first["choices"][0]["token_ids"])
+
+
+def test_a_lease_ends_with_its_scheduler(door: Process, device: Device) -> None:
+    until(lambda: lease(door) == "active")
+    door.end()
+    until(lambda: call(f"{device.url}/status")[1]["state"] == "dormant")
+    door.start()
+    door.await_health()
+    assert generate(door)[0] == 200
+    assert lease(door) == "active"

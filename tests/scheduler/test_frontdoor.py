@@ -255,6 +255,32 @@ def test_control_calls_reach_every_engine(cluster: Cluster) -> None:
     assert call(f"{cluster.url}/reset_prefix_cache", {})[0] == 404
 
 
+def test_two_trainers_update_engines_of_their_own(make_cluster: Callable[..., Cluster]) -> None:
+    cluster = make_cluster(3, "--job", "a", "--job", "b,share=0.5")
+
+    def update(job: str, version: int) -> set[str]:
+        url = f"{cluster.url}/jobs/{job}"
+        where = {"store": f"tcp://{job}:1", "job": job, "folder": "w"}
+        assert call(f"{url}/init_weight_transfer_engine", {"init_info": where})[0] == 200
+        assert call(f"{url}/start_weight_update", {})[0] == 200
+        assert call(f"{url}/update_weights", {"update_info": {"version": version}})[0] == 200
+        assert call(f"{url}/finish_weight_update", {})[0] == 200
+        info = call(f"{url}/weight_info")[1]
+        assert info["weight_version"] == str(version)
+        return set(info["engines"])
+
+    assert len(update("a", 7)) == 3
+    of_b = update("b", 2)
+    of_a = set(call(f"{cluster.url}/jobs/a/weight_info")[1]["engines"])
+    assert (len(of_a), len(of_b)) == (2, 1)
+    assert not of_a & of_b
+    for job, version in (("a", "7"), ("b", "2")):
+        body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 4, "ignore_eos": True}}
+        status, answer = call(f"{cluster.url}/jobs/{job}/inference/v1/generate", body)
+        assert status == 200
+        assert {span["version"] for span in answer["choices"][0]["weight_versions"]} == {version}
+
+
 def test_what_happens_can_be_watched(cluster: Cluster) -> None:
     going = in_background(lambda: cluster.generate(PROMPT, 60))
     cluster.emulate(busy(cluster), revoked=True)

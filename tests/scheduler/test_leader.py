@@ -189,7 +189,7 @@ def test_jobs_with_weights_of_their_own_have_engines_of_their_own(
         for job in ("a", "b"):
             core.jobs[job].lead(1)
             leader.follow(job, Source(f"tcp://{job}:1", job, "folder"))
-        assert [sum(e.owner == core.jobs[job].source for e in engines) for job in "ab"] == [4, 0]
+        assert [sum(e.owner == core.jobs[job].source for e in engines) for job in "ab"] == [3, 1]
         for job in ("a", "b"):
             core.submit(Ask(id=job, job=job, prompt=[1], max_tokens=9), 0.0)
         for _ in range(5):
@@ -206,21 +206,16 @@ def test_jobs_with_weights_of_their_own_have_engines_of_their_own(
 
 
 def test_the_turns_of_an_engine_that_changes_hands_go_on_elsewhere(core: Scheduler) -> None:
-    core.jobs["b"] = Job("b", share=3.0)
+    core.jobs["b"] = Job("b")
     for name in ("e0", "e1"):
         core.join(Engine(name, ""), 0.0)
 
     async def go() -> None:
         leader = Leader(core, asyncio.Lock())
-        for job in ("a", "b"):
-            leader.follow(job, Source(f"tcp://{job}:1", job, "folder"))
-        for engine in core.engines.values():
-            assert engine.owner == ("tcp://a:1", "a")
-            engine.source = engine.owner
+        leader.follow("a", Source("tcp://a:1", "a", "folder"))
         turns = [core.submit(Ask(id=n, job="a", prompt=[1], max_tokens=9), 0.0) for n in "xy"]
         assert len(core.decide(0.0)) == 2
-        core.submit(Ask(id="z", job="b", prompt=[1], max_tokens=9), 0.0)
-        leader.share_out()
+        leader.follow("b", Source("tcp://b:1", "b", "folder"))
         moved = next(e for e in core.engines.values() if e.owner == ("tcp://b:1", "b"))
         assert not moved.turns
         stopped, placed = core.decide(1.0)

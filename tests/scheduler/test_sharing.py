@@ -35,10 +35,17 @@ def test_a_fast_engine_counts_for_more() -> None:
 
 def test_what_somebody_has_stays_unless_others_wait() -> None:
     claims = {A: Claim(running=3), B: Claim()}
-    assert counts(share_out(claims, engines(4, A), may_move=True)) == [4, 0, 0]
+    fleet = [*engines(4, A), Shared("b", B, ALL)]
+    assert counts(share_out(claims, fleet, may_move=True)) == [4, 1, 0]
     claims[B] = Claim(waiting=1)
-    assert counts(share_out(claims, engines(4, A), may_move=True)) == [3, 1, 0]
-    assert counts(share_out(claims, engines(4, A), may_move=False)) == [4, 0, 0]
+    assert counts(share_out(claims, fleet, may_move=True)) == [3, 2, 0]
+    assert counts(share_out(claims, fleet, may_move=False)) == [4, 1, 0]
+
+
+def test_who_has_nothing_gets_one_at_once() -> None:
+    claims = {A: Claim(running=3), B: Claim()}
+    assert counts(share_out(claims, engines(4, A), may_move=False)) == [3, 1, 0]
+    assert counts(share_out(claims, engines(1, A), may_move=False)) == [1, 0, 0]
 
 
 def test_the_last_engine_of_a_job_that_works_stays() -> None:

@@ -34,6 +34,14 @@ CAPACITY = 200_000
 """Tokens of prefixes that are kept."""
 KV_TOKENS = 1 << 20
 TAIL = 8
+DONE = (
+    "pause",
+    "resume",
+    "init_weight_transfer_engine",
+    "start_weight_update",
+    "update_weights",
+)
+"""What an engine without weights has done as soon as it is told."""
 STOPS = 97
 """One in so many tokens ends a turn that may end by itself."""
 
@@ -206,7 +214,7 @@ class Emulated:
                 Route("/weight_info", self.weight_info),
                 Route("/metrics", self.metrics),
                 Route("/finish_weight_update", self.finish_update, methods=["POST"]),
-                *(Route(f"/{name}", self.done, methods=["POST"]) for name in ("pause", "resume")),
+                *(Route(f"/{name}", self.done, methods=["POST"]) for name in DONE),
                 Route("/health", self.done),
                 Route("/emulate", self.emulate, methods=["GET", "POST"]),
             ]

@@ -87,6 +87,8 @@ class NodeConfig(_Strict):
     scheduler: str | None = None
     """URL of a `rose scheduler` that this device reports to, and may be borrowed by."""
     scheduler_secret: str | None = None
+    lease_s: float = Field(60.0, gt=0)
+    """A device that gets no answer of its scheduler for so long is no longer lent."""
     log_dir: Path = Path("rose-logs")
     restart_rollout: bool = True
     serving: ServingConfig | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import aiohttp
 
@@ -18,18 +19,26 @@ SMOOTHING = 0.1
 
 
 async def report(node: Node, scheduler: str, secret: str) -> None:
-    """Until cancelled. A scheduler that is away is asked again; the device stays as it is."""
-    failing, load = False, 0.0
+    """Until cancelled. A scheduler that is away is asked again; the device stays lent for the rest
+    of its term."""
+    failing, load, answered = False, 0.0, time.monotonic()
     while True:
         load += SMOOTHING * (_busy(node) - load)
         try:
             await _once(node, scheduler, secret, load)
-            failing = False
+            failing, answered = False, time.monotonic()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if not failing:
                 log.warning("scheduler %s: %s", scheduler, error or type(error).__name__)
             failing = True
+            if time.monotonic() - answered > node.config.lease_s and _is_active(node):
+                log.warning("the lease is over: no answer for %.0f s", node.config.lease_s)
+                await node.drain()
         await asyncio.sleep(REPORT_S)
+
+
+def _is_active(node: Node) -> bool:
+    return bool(node.status()["state"] == "active")
 
 
 def _busy(node: Node) -> bool:
@@ -53,7 +62,7 @@ async def _once(node: Node, scheduler: str, secret: str, load: float) -> None:
         "node": node.url,
         "engine": rollout.url,
         "dedicated": node.config.serving is None,
-        "active": node.status()["state"] == "active",
+        "active": _is_active(node),
         "offered": node.offered,
         "load": round(load, 3),
         "memory": round(_memory(node), 3),

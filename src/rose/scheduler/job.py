@@ -43,10 +43,12 @@ class Job:
             return None
         return self.version - int(engine.version)
 
+    def owns(self, engine: Engine) -> bool:
+        """It has the job's weights, or will have them."""
+        return engine.serves(self.name) and self.source in (None, engine.owner)
+
     def may_use(self, engine: Engine) -> bool:
-        if not engine.serves(self.name):
-            return False
-        if self.source is not None and engine.owner != self.source:
+        if not self.owns(engine):
             return False
         if self.version is None:
             return True

@@ -60,13 +60,15 @@ def record(turn: Turn) -> Record:
     )  # fmt: skip
 
 
-def turn_of(asked: bytes, recorded: bytes) -> Turn:
-    ask = msgspec.msgpack.decode(asked, type=Ask)
-    kept = msgspec.msgpack.decode(recorded, type=Record)
+def turn_of(ask: Ask, kept: Record) -> Turn:
     return Turn(
         ask, kept.arrived, kept.state, None, kept.attempt, kept.tokens, kept.logprobs, kept.spans,
         kept.finish, kept.stop, kept.error, kept.status, cuts=kept.cuts,
     )  # fmt: skip
+
+
+def _decode(ask: bytes, kept: bytes) -> Turn:
+    return turn_of(msgspec.msgpack.decode(ask, type=Ask), msgspec.msgpack.decode(kept, type=Record))
 
 
 class Row(NamedTuple):
@@ -127,7 +129,7 @@ class Ledger:
             "WHERE state NOT IN ('done', 'aborted')"
         )
         for ask, kept in rows:
-            turn = turn_of(ask, kept)
+            turn = _decode(ask, kept)
             self._begun.add(turn.ask.id)
             yield turn
 
@@ -139,7 +141,7 @@ class Ledger:
         ).fetchone()
         if waiting is not None:
             row = (waiting.ask or row[0], waiting.kept)
-        return turn_of(*row) if row else None
+        return _decode(*row) if row else None
 
     def close(self) -> None:
         self._stopping = True

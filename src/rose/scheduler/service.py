@@ -210,9 +210,9 @@ class Service:
     # ---- engines
 
     async def anybody(self, job: str) -> Engine:
-        """An engine to ask about a job's model; waits for one."""
+        """An engine to ask about a job's model, whosever weights it has; waits for one."""
         while True:
-            usable = self.engines_of(job)
+            usable = [e for e in self.core.engines.values() if e.serves(job)]
             alive = [e for e in usable if not self._misses.get(e.id)]
             if alive or usable:
                 return min(alive or usable, key=lambda e: len(e.turns))
@@ -263,10 +263,7 @@ class Service:
         return [found for found in asked if found is not None]
 
     def engines_of(self, job: str) -> list[Engine]:
-        """That have the job's weights, or will have them."""
-        source = self.core.jobs[job].source
-        serving = [e for e in self.core.engines.values() if e.serves(job)]
-        return [e for e in serving if source is None or e.owner == source]
+        return [e for e in self.core.engines.values() if self.core.jobs[job].owns(e)]
 
     async def _tick(self) -> None:
         while True:

@@ -4,7 +4,8 @@ Jobs of one source take turns on an engine; jobs with weights of their own canno
 has engines to itself, by its jobs' shares. An engine that has no owner goes to the source that has
 least for its share, in tokens a second. Later one is handed over if turns of another source wait
 and it still has less for its share afterwards than the owner had, or the owner has nothing to do.
-Handing over means another model's weights: one engine at a time, with a pause (`MOVE_S`).
+Handing over means another model's weights: one engine at a time, with a pause (`MOVE_S`). Only a
+source that has none does not have to wait, nor have turns: trainers bring their weights first.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def share_out(
         takers = [where for where in claims if out.may_have(where, engine)]
         if takers:
             out.owners[engine.id] = min(takers, key=lambda w: (out.wealth(w), w))
-    if may_move and (move := out.fairest_move()) is not None:
+    if (move := out.fairest_move(may_move)) is not None:
         engine, where = move
         out.owners[engine.id] = where
     return out.owners
@@ -77,9 +78,13 @@ class _Out:
         room = not engine.borrowed or borrowed < self._claims[where].most_borrowed
         return where in engine.allowed and room
 
-    def fairest_move(self) -> tuple[Shared, Where] | None:
-        waiting = [where for where, claim in self._claims.items() if claim.waiting]
-        for where in sorted(waiting, key=lambda w: (self.wealth(w), w)):
+    def fairest_move(self, may_move: bool) -> tuple[Shared, Where] | None:
+        wanting = [
+            where
+            for where, claim in self._claims.items()
+            if (claim.waiting and may_move) or not self._of(where)
+        ]
+        for where in sorted(wanting, key=lambda w: (self.wealth(w), w)):
             found = [e for e in self._engines if e.id in self.owners and self._fair(e, where)]
             if found:
                 return min(found, key=lambda e: (e.turns, e.tokens_per_s, e.id)), where
@@ -89,8 +94,9 @@ class _Out:
         owner = self.owners[engine.id]
         if owner == where or not self.may_have(where, engine):
             return False
-        rests = not self._claims[owner].waiting and not self._claims[owner].running
-        return rests or self.wealth(where, engine.tokens_per_s) < self.wealth(owner)
+        theirs = self._claims[owner]
+        rests = not theirs.waiting and not theirs.running and self._claims[where].waiting
+        return bool(rests) or self.wealth(where, engine.tokens_per_s) < self.wealth(owner)
 
     def _of(self, where: Where) -> list[Shared]:
         return [e for e in self._engines if self.owners.get(e.id) == where]

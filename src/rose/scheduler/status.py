@@ -35,6 +35,7 @@ def describe(core: Scheduler, nodes: Nodes) -> dict[str, Any]:
             {
                 "id": engine.id,
                 "url": engine.url,
+                "jobs": [name for name, job in core.jobs.items() if job.owns(engine)],
                 "lease": _lease(nodes, engine.id),
                 "standing": engine.standing(now),
                 "turns": len(engine.turns),

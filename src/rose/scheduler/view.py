@@ -25,12 +25,13 @@ def ask(url: str, secret: str) -> Any:
 
 def tables(found: Any) -> Group:
     engines = Table(
-        "engine", "lease", "standing", "turns", "slots", "version", "ms/token", "cuts/min"
+        "engine", "jobs", "lease", "standing", "turns", "slots", "version", "ms/token", "cuts/min"
     )
     for one in found["engines"]:
         shown = (one["turns"], one["slots"], one["version"] or "-")
         rates = (f"{one['ms_per_token']:.1f}", f"{one['cuts_per_min']:.1f}")
-        engines.add_row(one["url"], one["lease"], one["standing"], *map(str, shown), *rates)
+        names = ", ".join(one["jobs"])
+        engines.add_row(one["url"], names, one["lease"], one["standing"], *map(str, shown), *rates)
     jobs = Table("job", "waiting", "held", "running", "version")
     for name, job in found["jobs"].items():
         counts = (job["waiting"], job["held"], job["running"], job["version"] or "-")
