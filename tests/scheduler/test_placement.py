@@ -41,6 +41,13 @@ def test_a_device_that_is_often_taken_back_has_to_be_faster() -> None:
     assert place("cost", turn(), [faster, engine("safe")]) == faster
 
 
+def test_a_long_trajectory_pays_once_to_be_on_a_fast_engine() -> None:
+    slow = engine("slow", speed=Speed(0.04, 0.004, 0.002))
+    asked = turn(context=3000, cached={"slow": 2900}, before="slow")
+    assert place("cost", asked, [slow, engine("fast")]) == slow
+    assert place("cost", replaced(asked, further=8), [slow, engine("fast")]) == engine("fast")
+
+
 def test_only_ready_engines_with_room_get_turns() -> None:
     for standing in Standing:
         found = place("cost", turn(), [engine("a", standing=standing)])

@@ -136,7 +136,7 @@ def scheduler(
         Path | None, typer.Option(help="Recorded agents' calls (CSV); drawn from laws otherwise.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=5, help="Window of a part.")] = 20.0,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all policies.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all policies.")] = 1,
     out: Out = OUT,
 ) -> None:
     """What the scheduler adds to a turn; placements and orders side by side."""

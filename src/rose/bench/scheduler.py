@@ -62,7 +62,7 @@ class Settings:
     """Agents' calls; drawn if None."""
     seconds: float = 20.0
     """Windows of the parts that have no end of their own."""
-    repeats: int = 2
+    repeats: int = 1
     quick: bool = False
     out: Path = Path("bench-out")
 

@@ -271,11 +271,12 @@ class Scheduler:
                 for id_, n in held.items()
                 if id_ in self.engines and self.engines[id_].version == version
             }
-        before = self._before.get(ask.trajectory, (None, 0))[0]
+        before, turns = self._before.get(ask.trajectory, (None, 0))
         if before is None and cached:
             before = max(cached, key=lambda id_: (cached[id_], id_))
         expected = max(1, round(min(turn.left, self.expect(turn))))
-        asked = Placing(len(tokens), expected, cached, before, self._placed)
+        further = 0 if ask.last else turns
+        asked = Placing(len(tokens), expected, cached, before, further, self._placed)
         chosen = placement.place(self.rules.placement, asked, [e.facts(now) for e in usable])
         if chosen is None:
             return None

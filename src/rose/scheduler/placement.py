@@ -3,9 +3,12 @@
 `cost`, the default, takes the engine where the turn is expected to end first, at a price for work
 that another engine would not have to do:
 
-    wait for those ahead  +  prefill of what is not cached  +  decoding  +  risk  +  price
+    wait for those ahead  +  prefill of what is not cached  +  decoding  +  risk  +  price  +  rest
 
-all at the engine's measured speed with one more turn, which has in it what serving takes. The risk
+all at the engine's measured speed with one more turn, which has in it what serving takes. The rest
+is the decoding of turns that will likely follow, about as many as there were, as lengths of
+trajectories have heavy tails: so a long one pays a prefill once to be on a fast engine, where its
+step's end is sooner, and a short one stays where its prefix is. The risk
 of a borrowed engine is the chance that it is taken back before the end, times what has to be done
 again: queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is prefill
 that is not paid, and samples of one prompt stay together as long as waiting for the first one's
@@ -27,6 +30,8 @@ from rose.scheduler.facts import EngineFacts, Standing
 
 PRICE = 0.5
 """Of a second of prefill, beside its time: others could have used it."""
+MOST_FURTHER = 8
+"""Turns that a decision looks ahead: engines will not stay as they are for longer."""
 PAPER_CAP = 16
 """Trajectories per device in the paper."""
 
@@ -43,6 +48,8 @@ class Placing:
     """Tokens of it that engines have, as far as is known."""
     before: str | None = None
     """Engine of the trajectory's turn before."""
+    further: int = 0
+    """Turns that will likely follow."""
     number: int = 0
     """How many were placed before, for taking turns."""
 
@@ -94,7 +101,8 @@ def cost_s(turn: Placing, engine: EngineFacts) -> float:
     needs_s = prefill_s + decode_s
     cut = min(1.0, engine.revoked_per_s * needs_s)
     again_s = (turn.context + turn.expected / 2) * speed.prefill_s
-    return needs_s + cut * again_s + PRICE * own_s
+    rest_s = min(MOST_FURTHER, turn.further) * decode_s
+    return needs_s + cut * again_s + PRICE * own_s + rest_s
 
 
 def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
