@@ -94,7 +94,7 @@ class Agents:
                 self.record.lost += 1
                 return
             self.record.wrong += not right(tokens, made, turn.output)
-            tokens = tokens + made + [1 + k % 100 for k in range(turn.observation)]
+            tokens = tokens + made + observed(number, turn.observation)
             await asyncio.sleep(turn.tool_s)
 
     async def _ask(
@@ -129,6 +129,11 @@ class Agents:
 def first_prompt(one: Trajectory) -> list[int]:
     """The same for all of a group."""
     return [(one.group * 7919 + k * 31) % VOCABULARY for k in range(one.prompt)]
+
+
+def observed(number: int, count: int) -> list[int]:
+    """What a tool says: to every trajectory something else, also to samples of one prompt."""
+    return [(number * 104_729 + k * 37) % VOCABULARY for k in range(count)]
 
 
 def right(prompt: list[int], made: list[int], wanted: int) -> bool:

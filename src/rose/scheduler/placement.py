@@ -5,10 +5,12 @@ that another engine would not have to do:
 
     wait for those ahead  +  prefill of what is not cached  +  decoding  +  risk  +  price  +  rest
 
-all at the engine's measured speed with one more turn, which has in it what serving takes. The rest
-is the decoding of turns that will likely follow, about as many as there were, as lengths of
-trajectories have heavy tails: so a long one pays a prefill once to be on a fast engine, where its
-step's end is sooner, and a short one stays where its prefix is. The risk
+all at the engine's measured speed with one more turn, which has in it what serving takes. Decoding
+counts twice: its own time, and what it takes from each turn that runs there, else all would crowd
+on the fast engines until those are no faster than the others. The rest is the decoding of turns
+that will likely follow, about as many as there were, as lengths of trajectories have heavy tails:
+so a long one pays a prefill once to be on a fast engine, and a short one stays where its prefix is.
+The risk
 of a borrowed engine is the chance that it is taken back before the end, times what has to be done
 again: queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is prefill
 that is not paid, and samples of one prompt stay together as long as waiting for the first one's
@@ -101,8 +103,9 @@ def cost_s(turn: Placing, engine: EngineFacts) -> float:
     needs_s = prefill_s + decode_s
     cut = min(1.0, engine.revoked_per_s * needs_s)
     again_s = (turn.context + turn.expected / 2) * speed.prefill_s
-    rest_s = min(MOST_FURTHER, turn.further) * decode_s
-    return needs_s + cut * again_s + PRICE * own_s + rest_s
+    others_s = turn.expected * speed.turn_s * engine.running
+    rest_s = min(MOST_FURTHER, turn.further) * (decode_s + others_s)
+    return needs_s + cut * again_s + PRICE * own_s + others_s + rest_s
 
 
 def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
