@@ -66,7 +66,10 @@ def test_rollouts_api_server_yields_the_host_cores_and_nobody_else_does(node: An
     status, mine = node.status(), psutil.Process().nice()
     servers = {role: psutil.Process(status[role]["pid"]).nice() for role in ("serving", "rollout")}
     assert servers == {"serving": mine, "rollout": max(mine, HOST_NICE)}
-    assert {psutil.Process(node.core(role)).nice() for role in servers} == {mine}
+    node.until(  # a core that was lifted to end a test before falls back within a second
+        lambda: {psutil.Process(node.core(role)).nice() for role in servers} == {mine},
+        "both cores have the priority of everybody else",
+    )
 
 
 def test_the_page_can_be_dumped(node: Any) -> None:
