@@ -22,7 +22,7 @@ from rose.bench.trajectories import Trajectory
 
 RETRY_S, RETRY_LAST_S = 0.05, 1.0
 """Twice as long every time, and not all at the same time, as clients do it."""
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 """A turn that has not been answered for so long is lost."""
 
 
