@@ -270,6 +270,11 @@ def test_two_trainers_update_engines_of_their_own(make_cluster: Callable[..., Cl
         return set(info["engines"])
 
     assert len(update("a", 7)) == 3
+    assert call(f"{cluster.url}/jobs/a/pause", {})[0] == 200
+    where = {"store": "tcp://b:1", "job": "b", "folder": "w"}
+    refused = call(f"{cluster.url}/jobs/b/init_weight_transfer_engine", {"init_info": where})
+    assert refused[0] == 503, "all engines are paused, and their trainer has to resume them"
+    assert call(f"{cluster.url}/jobs/a/resume", {})[0] == 200
     of_b = update("b", 2)
     of_a = set(call(f"{cluster.url}/jobs/a/weight_info")[1]["engines"])
     assert (len(of_a), len(of_b)) == (2, 1)

@@ -226,6 +226,37 @@ def test_the_turns_of_an_engine_that_changes_hands_go_on_elsewhere(core: Schedul
     asyncio.run(go())
 
 
+def test_no_engine_changes_hands_in_the_middle_of_something(core: Scheduler) -> None:
+    """What a trainer began, a pause or an update, it could not end there any more; an engine that
+    is being led would get the weights of its owner before."""
+    core.jobs["b"] = Job("b")
+    for name in ("e0", "e1"):
+        core.join(Engine(name, ""), 0.0)
+
+    def of_b() -> int:
+        return sum(engine.owner == ("tcp://b:1", "b") for engine in core.engines.values())
+
+    async def go() -> None:
+        leader = Leader(core, asyncio.Lock())
+        leader.follow("a", Source("tcp://a:1", "a", "folder"))
+        leader.hold("a")
+        leader.follow("b", Source("tcp://b:1", "b", "folder"))
+        assert of_b() == 0
+        leader.release("a")
+        leader.paused.add("a")
+        leader.share_out()
+        assert of_b() == 0
+        leader.paused.clear()
+        leader._leading = {name: asyncio.create_task(asyncio.sleep(0)) for name in core.engines}
+        leader.share_out()
+        assert of_b() == 0
+        leader._leading.clear()
+        leader.share_out()
+        assert of_b() == 1
+
+    asyncio.run(go())
+
+
 def test_versions_of_another_job_do_not_matter(core: Scheduler) -> None:
     """One that is at its fiftieth, say, keeps nobody waiting for fifty of another's."""
     core.jobs["b"] = Job("b", version=50)

@@ -65,6 +65,8 @@ class Leader:
         self._leading: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, float] = {}
         self._held: dict[str, float] = {}
+        self.paused: set[str] = set()
+        """Jobs whose engines a trainer has paused: who leaves them now would stay so."""
         self._away: set[str] = set()
         self._moved = -math.inf
 
@@ -107,14 +109,23 @@ class Leader:
             engine.owner = owner
 
     def _shared(self, engine: Engine) -> Shared:
+        allowed = {s.where for name, s in self.sources.items() if engine.serves(name)}
+        if engine.owner in allowed and self._is_changing(engine):
+            allowed = {engine.owner}
         return Shared(
             engine.id,
             engine.owner,
-            frozenset(s.where for name, s in self.sources.items() if engine.serves(name)),
+            frozenset(allowed),
             engine.tokens_per_s,
             engine.borrowed,
             len(engine.turns),
         )
+
+    def _is_changing(self, engine: Engine) -> bool:
+        """Somebody is in the middle of what only he can end: an update, or a pause."""
+        owners = [name for name, source in self.sources.items() if source.where == engine.owner]
+        told = any(self._is_held(name) or name in self.paused for name in owners)
+        return told or engine.id in self._leading
 
     def hold(self, job: str) -> None:
         """A trainer has begun to update the job's engines itself; that takes it several calls."""

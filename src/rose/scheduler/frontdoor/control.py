@@ -72,6 +72,8 @@ class Control:
         async with self._service.updates:
             if name == "start_weight_update":
                 leader.hold(job)
+            elif name == "pause":
+                leader.paused.add(job)
             answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
         if not any(status < 400 for _, status, _ in answers):
             if name == "start_weight_update":
@@ -100,6 +102,8 @@ class Control:
         elif name == "finish_weight_update":
             self._note_version(job, body, [engine for engine, _ in done])
             leader.release(job)
+        elif name == "resume":
+            leader.paused.discard(job)
         return Response(done[0][1], media_type="application/json")
 
     def _with_version(self, job: str, body: bytes | None) -> bytes | None:
