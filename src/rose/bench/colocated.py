@@ -47,6 +47,7 @@ MODES = {
     mode.name: mode
     for mode in (
         Mode("serving_alone", rollout=False),
+        Mode("serving_again", rollout=False),
         Mode("rollout_alone", serving=False, rule="share_all"),
         Mode("share_all", rule="share_all"),
         Mode("static_split", rule="static_split"),

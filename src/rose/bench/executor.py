@@ -32,9 +32,11 @@ FIRST_SLO = Slo(20.0, 5.0)
 ORDERS_REPEATED = 20
 
 BASELINES = ("serving_alone", "rollout_alone")
-MAIN_MODES = (*BASELINES, "share_all", "rose", "rose_gate")
+AGAIN = "serving_again"
+"""Serving alone a second time: how much two measurements of the same thing differ."""
+MAIN_MODES = (*BASELINES, AGAIN, "share_all", "rose", "rose_gate")
 """The other modes, which compare rules, run where the device is busiest and steady."""
-LIGHT_MODES = (*BASELINES, "rose", "rose_gate")
+LIGHT_MODES = (*BASELINES, AGAIN, "rose", "rose_gate")
 """Where the device is mostly idle: requests are rare, so hundreds of them take long."""
 CHAT_MODES = (*BASELINES, "rose", "rose_gate", "idle_gate", "paper_slack")
 """Where serving is hardly ever idle: what is lent is slack or nothing."""
@@ -99,7 +101,7 @@ class Settings:
     def _wanted(self, modes: tuple[str, ...]) -> tuple[str, ...]:
         if not self.modes:
             return modes
-        return tuple(mode for mode in MODES if mode in (*BASELINES, *self.modes))
+        return tuple(mode for mode in MODES if mode in (*BASELINES, AGAIN, *self.modes))
 
     def window(self, scenario: Scenario) -> float:
         """A light load needs longer for as many requests."""
@@ -262,6 +264,7 @@ def _summary(runs: dict[str, list[Run]], slo: Slo, workload: Workload) -> dict[s
             "serving_cpu": _mean([r.serving_cpu for r in repeats]),
             "rollout_cpu": _mean([r.rollout_cpu for r in repeats]),
             "aborted_turns": sum(sum(r.rollout.aborts.values()) for r in repeats if r.rollout),
+            "windows": [_window(run, slo) for run in repeats],
         }
     return {
         "slo": asdict(slo),
@@ -273,6 +276,17 @@ def _summary(runs: dict[str, list[Run]], slo: Slo, workload: Workload) -> dict[s
             for one in (*runs.get("rose", []), *runs.get("rose_gate", []), *runs["serving_alone"])
             for m in one.moments[-5:]
         ),
+    }
+
+
+def _window(run: Run, slo: Slo) -> dict[str, Any]:
+    return {
+        "requests": len(run.samples),
+        "disturbed": len(run.samples) - len(run.undisturbed),
+        "ttft_s": _shown(_ttft(run.undisturbed)),
+        "tpot_s": _shown(_tpot(run.undisturbed)),
+        "slo_attainment": attainment(run.samples, slo),
+        "rollout_tok_s": run.rollout_tokens / run.seconds,
     }
 
 
@@ -317,9 +331,10 @@ def _ratios(found: dict[str, Any]) -> dict[str, Any]:
                 ratios[f"{what}_p99_vs_alone{suffix}"] = against_alone(mode, what)
             for what in ("slo_attainment", "harvest_efficiency"):
                 ratios[f"{what}{suffix}"] = worst(mode, what)
-    if "share_all" in ran:
-        for what in ("ttft", "tpot"):
-            ratios[f"share_all_{what}_p99_vs_alone"] = against_alone("share_all", what)
+    for mode in ("share_all", AGAIN):
+        if mode in ran:
+            for what in ("ttft", "tpot"):
+                ratios[f"{mode}_{what}_p99_vs_alone"] = against_alone(mode, what)
     ratios["serving_alone_slo_attainment"] = min(
         part["modes"]["serving_alone"]["slo_attainment"] for part in scenarios.values()
     )
