@@ -13,6 +13,8 @@ import typer
 
 from rose.bench.bench_cli import app as bench_app
 from rose.bench.load_cli import load
+from rose.cluster.cluster_cli import up
+from rose.rl.cli import train
 from rose.scheduler.cli import ps, scheduler, top
 from rose.terminal import fail
 from rose.transfer.cli import relay, weights_app
@@ -26,9 +28,11 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(weights_app, name="weights")
 app.command()(load)
 app.command()(relay)
+app.command()(train)
 app.command()(scheduler)
 app.command()(ps)
 app.command()(top)
+app.command()(up)
 
 
 @app.command()
@@ -64,7 +68,7 @@ def page_dump(
 
 @models_app.command("make")
 def models_make(
-    name: Annotated[str, typer.Argument(help="tiny, tiny-b or smollm2")],
+    name: Annotated[str, typer.Argument(help="tiny, small, smollm2; tiny-a and tiny-b are random")],
     path: Annotated[Path | None, typer.Argument(help="Folder to make it in.")] = None,
 ) -> None:
     """Make a model on this machine, without a hub."""

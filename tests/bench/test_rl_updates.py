@@ -21,7 +21,7 @@ from rose.transfer.store.files import FileStore
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("models") / "tiny")
+    return make_tiny(tmp_path_factory.mktemp("models") / "tiny-a")
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ GOOD: dict[str, str] = {
     "device": '"cpu:0"',
     "kv_gb": "0.0625",
     "port": "0",
-    "serving.model": '"tiny"',
+    "serving.model": '"tiny-a"',
     "serving.ttft_ms": "500",
     "serving.tpot_ms": "100",
     "rollout.model": '"tiny-b"',
@@ -136,7 +136,7 @@ def test_a_page_that_is_somebody_elses_file(refuse: Refuse, tmp_path: Path) -> N
 def test_a_damaged_profile(refuse: Refuse, rose_home: Path, tmp_path: Path) -> None:
     from rose.cluster import profiles
 
-    path = profiles.path_for("tiny", "auto", "cpu:0")
+    path = profiles.path_for("tiny-a", "auto", "cpu:0")
     good = path.read_text()
     path.write_text("{}")
     try:

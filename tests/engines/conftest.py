@@ -147,7 +147,7 @@ class ServingLoad:
         rng = random.Random(self.seed * 1000 + user)
         while not self._stop.is_set():
             prompt = [rng.randrange(5, 255) for _ in range(rng.choice((12, 40, 130)))]
-            self.answers.append(await ask(session, self.url, "tiny", prompt, 24))
+            self.answers.append(await ask(session, self.url, "tiny-a", prompt, 24))
             await asyncio.sleep(rng.choice((0.0, 0.05, 0.4)))
 
     def check(self) -> None:
@@ -157,7 +157,7 @@ class ServingLoad:
         assert not troubled, f"{len(troubled)} of {len(self.answers)}: {troubled[0]}"
         for answer in self.answers:
             assert len(answer.tokens) == 24
-            self.judge.accept("tiny", answer.prompt, answer.tokens)
+            self.judge.accept("tiny-a", answer.prompt, answer.tokens)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def stock() -> Any:
     asked = prompts(0)
     return {
         model: {"prompts": asked, "tokens": answers(engine(model), asked)[0]}
-        for model in ("tiny", "tiny-b")
+        for model in ("tiny-a", "tiny-b")
     }
 
 
@@ -166,10 +166,10 @@ def random_grants(path: Path) -> Any:
 def serve_beside(path: Path) -> Any:
     """A serving engine whose page is unusable: its answers, and whether it lends."""
     llm = engine(
-        "tiny",
+        "tiny-a",
         scheduler_cls=ServingScheduler,
         worker_cls="rose.executor.vllm.worker.ElasticWorker",
-        additional_config=rose(path, "tiny", ttft_ms=500, tpot_ms=100),
+        additional_config=rose(path, "tiny-a", ttft_ms=500, tpot_ms=100),
     )
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     return {"tokens": answers(llm, prompts(0))[0], "lends": scheduler.device is not None}

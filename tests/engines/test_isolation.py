@@ -93,7 +93,7 @@ def test_rollout_refuses_to_work_on_a_lying_serving_half(
             return node.rollout().refused_page > refused
 
         node.until(lied_to, f"refuses {lie}")
-        complete(node.serving_url, "tiny", random_prompts(0, 1, 20), 4)
+        complete(node.serving_url, "tiny-a", random_prompts(0, 1, 20), 4)
     going.finish()
 
 
@@ -237,7 +237,7 @@ def test_kill_of_the_serving_core(
     node.until(lambda: going.tokens > 100, "rollouts run")
     claim = node.rollout().kv_claim
     os.kill(core, signal.SIGKILL)
-    (lost,) = complete(url, "tiny", random_prompts(0, 1, 20), 4)
+    (lost,) = complete(url, "tiny-a", random_prompts(0, 1, 20), 4)
     assert lost.error, "a request to a dead engine is answered with an error"
     seen = going.tokens
     node.until(lambda: going.done or going.tokens > seen, "rollouts go on meanwhile")
@@ -247,8 +247,8 @@ def test_kill_of_the_serving_core(
     restarted(node, "serving", core)
     going.finish()
     assert node.serving_url == url
-    (answer,) = complete(url, "tiny", random_prompts(0, 1, 20), 24)
-    judge.accept("tiny", answer.prompt, answer.tokens)
+    (answer,) = complete(url, "tiny-a", random_prompts(0, 1, 20), 24)
+    judge.accept("tiny-a", answer.prompt, answer.tokens)
 
 
 # ---- at start
@@ -257,6 +257,6 @@ def test_kill_of_the_serving_core(
 @pytest.mark.parametrize("kind", ["foreign", "layout", "folder"])
 def test_serving_starts_without_lending_when_its_page_is_unusable(stock: Any, kind: str) -> None:
     found = stock.result("unusable_pages")[kind]
-    assert found["tokens"] == stock.result("stock")["tiny"]["tokens"]
+    assert found["tokens"] == stock.result("stock")["tiny-a"]["tokens"]
     assert not found["lends"]
     assert found["untouched"], "it deleted a file that is not its own"

@@ -120,11 +120,11 @@ def test_serving_that_jumps_gets_its_memory(
     quota = node.serving().kv_quota
     quotas = []
     with watching_the_border(node) as samples:
-        answers = complete(node.serving_url, "tiny", random_prompts(5, 30, 1900), 16)
+        answers = complete(node.serving_url, "tiny-a", random_prompts(5, 30, 1900), 16)
         quotas = [serving for serving, _ in samples]
     assert {a.finish_reason for a in answers} == {"length"}
     for answer in answers[::6]:
-        judge.accept("tiny", answer.prompt, answer.tokens)
+        judge.accept("tiny-a", answer.prompt, answer.tokens)
     assert max(quotas) > quota
     assert node.rollout().kv_cuts > before.kv_cuts
     record = going.finish()
@@ -224,10 +224,10 @@ def test_servings_own_api_and_metrics_are_what_they_were(
     assert active_node.serving().kv_quota < active_node.serving().kv_max
     assert metric(url, "vllm:kv_cache_usage_perc") == 0.0
     served = metric(url, "vllm:request_success_total")
-    complete(url, "tiny", random_prompts(2, 3, 50), 4)
+    complete(url, "tiny-a", random_prompts(2, 3, 50), 4)
     assert metric(url, "vllm:request_success_total") == served + 3
     assert metric(url, "vllm:kv_cache_usage_perc") == 0.0
     with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as answer:
-        assert [model["id"] for model in json.load(answer)["data"]] == ["tiny"]
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        assert [model["id"] for model in json.load(answer)["data"]] == ["tiny-a"]
+    chat = {"model": "tiny-a", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     assert post(f"{url}/v1/chat/completions", chat)["choices"][0]["finish_reason"]

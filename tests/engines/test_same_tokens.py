@@ -9,7 +9,7 @@ import pytest
 from rose.bench.arrivals import Fixed
 
 
-@pytest.mark.parametrize(("role", "model"), [("serving", "tiny"), ("rollout", "tiny-b")])
+@pytest.mark.parametrize(("role", "model"), [("serving", "tiny-a"), ("rollout", "tiny-b")])
 def test_answers_are_those_of_a_stock_engine(
     active_node: Any, stock: Any, complete: Any, judge: Any, role: str, model: str
 ) -> None:
@@ -76,7 +76,7 @@ def test_rollouts_through_revocations_drains_and_squeezes(
             time.sleep(rng.uniform(0.2, 0.8))
             if whim % 4 == 3:  # a jump of serving's KV demand far over the watermark
                 asked = random_prompts(whim, 24, 1900)
-                answers = complete(node.serving_url, "tiny", asked, 8)
+                answers = complete(node.serving_url, "tiny-a", asked, 8)
                 assert {a.finish_reason for a in answers} == {"length"}
             else:
                 rng.choice((node.revoke, node.drain))()

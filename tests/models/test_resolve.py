@@ -12,16 +12,16 @@ def hidden_size(folder: Path) -> int:
 
 
 def test_names_are_made_in_the_cache_once(tmp_path: Path) -> None:
-    tiny = resolve("tiny", tmp_path)
-    assert tiny == tmp_path / "tiny"
+    tiny = resolve("tiny-a", tmp_path)
+    assert tiny == tmp_path / "tiny-a"
     written = (tiny / "model.safetensors").stat().st_mtime_ns
-    assert resolve("tiny", tmp_path) == tiny
+    assert resolve("tiny-a", tmp_path) == tiny
     assert (tiny / "model.safetensors").stat().st_mtime_ns == written
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-a"]
 
 
 def test_the_two_tiny_models_differ(tmp_path: Path) -> None:
-    assert hidden_size(resolve("tiny", tmp_path)) != hidden_size(resolve("tiny-b", tmp_path))
+    assert hidden_size(resolve("tiny-a", tmp_path)) != hidden_size(resolve("tiny-b", tmp_path))
 
 
 def test_cache_follows_rose_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_cache_follows_rose_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
-    folder = resolve("tiny", tmp_path)
+    folder = resolve("tiny-a", tmp_path)
     assert resolve(str(folder)) == folder
 
 

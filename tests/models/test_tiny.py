@@ -20,7 +20,7 @@ def continuation(folder: Path, prompt: str, tokens: int) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("models") / "tiny")
+    return make_tiny(tmp_path_factory.mktemp("models") / "tiny-a")
 
 
 def test_size_and_config(tiny: Path) -> None:

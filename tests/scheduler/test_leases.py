@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -11,7 +12,7 @@ from tests.scheduler.conftest import call
 from tests.scheduler.test_frontdoor import PROMPT, expected, in_background
 
 from rose.scheduler.lease import AGAIN_S, LOST_S, Lease, Order, Phase, Word, lost, step
-from rose.scheduler.provisioner import PAUSE_S, Demand, Device, borrow
+from rose.scheduler.provisioner import KEEP_S, PAUSE_S, Demand, Device, borrow, is_low
 
 
 def word(at: float, *, active: bool = False, offered: bool = True) -> Word:
@@ -86,10 +87,14 @@ def test_borrow_for_a_backlog_and_give_back_after_it() -> None:
     devices = [device("mine", held=True, dedicated=True), device("slow", 50.0), device("fast")]
     backlog = Demand(tokens=10_000, waiting=50, most=2)
     assert borrow(backlog, devices, 0.0) == {"fast"}
-    assert borrow(Demand(tokens=1_000, waiting=50, most=2), devices, 0.0) == set()
+    assert borrow(Demand(tokens=400, waiting=50, most=2), devices, 0.0) == set()
     devices = [devices[0], device("slow", 50.0, held=True), device("fast", held=True)]
-    assert borrow(Demand(tokens=5_000, waiting=0, most=2), devices, 0.0) == {"slow", "fast"}
-    assert borrow(Demand(tokens=400, waiting=0, most=2), devices, 0.0) == {"fast"}
+    busy, tail = Demand(tokens=5_000, waiting=0, most=2), Demand(tokens=400, waiting=0, most=2)
+    assert not is_low(busy, devices)
+    assert borrow(replace(busy, low_since=None), devices, 0.0) == {"slow", "fast"}
+    assert is_low(tail, devices)
+    assert borrow(replace(tail, low_since=0.0), devices, KEEP_S - 1) == {"slow", "fast"}
+    assert borrow(replace(tail, low_since=0.0), devices, KEEP_S) == {"fast"}
 
 
 def test_never_more_than_allowed_and_never_at_once() -> None:
@@ -115,7 +120,7 @@ def test_an_empty_job_holds_nothing() -> None:
 
 def test_a_node_is_borrowed_for_a_turn_and_given_back(make_cluster: Any) -> None:
     """The engine is an emulated one; it is not on the scheduler's command line."""
-    cluster = make_cluster(1, alone=True)
+    cluster = make_cluster(1, "--keep-s", "1", alone=True)
     engine = cluster.engines[0].url
 
     def say(**more: Any) -> Any:
@@ -141,3 +146,15 @@ def test_a_node_is_borrowed_for_a_turn_and_given_back(make_cluster: Any) -> None
     assert found["engines"][0]["lease"] == "draining"
     assert say(offered=False) is None
     assert call(f"{cluster.url}/rose/v1/nodes", {"node": 3})[0] == 400
+
+
+def test_a_node_that_waits_hears_of_an_order_at_once(make_cluster: Any) -> None:
+    cluster = make_cluster(1, alone=True)
+    said = {"node": "n", "engine": cluster.engines[0].url, "active": False, "offered": True,
+            "dedicated": False}  # fmt: skip
+    assert call(f"{cluster.url}/rose/v1/nodes", said)[1]["order"] is None
+    waiting = in_background(lambda: call(f"{cluster.url}/rose/v1/nodes", said | {"wait_s": 10}))
+    going = in_background(lambda: cluster.generate(PROMPT, 10))
+    assert waiting.result()[1]["order"] == "activate"
+    call(f"{cluster.url}/rose/v1/nodes", said | {"active": True})
+    assert going.result()[0] == 200

@@ -6,7 +6,7 @@ import os
 import tomllib
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,6 +19,7 @@ from rose.executor.latency import Profile, Step
 from rose.net import is_loopback
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+M = TypeVar("M", bound=BaseModel)
 ENGINE_OVERHEAD = 700 << 20
 """Resident bytes of a vLLM CPU process beside weights and KV (imports, buffers), measured."""
 
@@ -27,11 +28,11 @@ class ConfigError(Exception):
     """One sentence that names the field or file."""
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class EngineConfig(_Strict):
+class EngineConfig(Strict):
     model: str
     port: Port = 0
     """0 picks a free port."""
@@ -75,7 +76,7 @@ class RolloutConfig(EngineConfig):
         return value
 
 
-class NodeConfig(_Strict):
+class NodeConfig(Strict):
     device: str = "cpu:0"
     kv_gb: float = Field(1.0, gt=0)
     """Physical KV memory that the engines of the device share."""
@@ -121,18 +122,28 @@ class NodeConfig(_Strict):
 
 
 def load(path: Path) -> NodeConfig:
+    return read(path, NodeConfig)
+
+
+def parse(content: dict[str, Any], source: str) -> NodeConfig:
+    return validated(content, source, NodeConfig)
+
+
+def read(path: Path, kind: type[M]) -> M:
+    """A file that a person wrote."""
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
-    return parse(content, str(path))
+    return validated(content, str(path), kind)
 
 
-def parse(content: dict[str, Any], source: str) -> NodeConfig:
+def validated(content: dict[str, Any], source: str, kind: type[M]) -> M:
+    """Or one sentence on the first thing that is wrong."""
     try:
-        return NodeConfig.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "file"

@@ -24,8 +24,9 @@ async def report(node: Node, scheduler: str, secret: str) -> None:
     failing, load, answered = False, 0.0, time.monotonic()
     while True:
         load += SMOOTHING * (_busy(node) - load)
+        began, ordered = time.monotonic(), False
         try:
-            await _once(node, scheduler, secret, load)
+            ordered = await _once(node, scheduler, secret, load)
             failing, answered = False, time.monotonic()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             if not failing:
@@ -34,7 +35,8 @@ async def report(node: Node, scheduler: str, secret: str) -> None:
             if time.monotonic() - answered > node.config.lease_s and _is_active(node):
                 log.warning("the lease is over: no answer for %.0f s", node.config.lease_s)
                 await node.drain()
-        await asyncio.sleep(REPORT_S)
+        if not ordered:  # else the scheduler waits to hear that it is done
+            await asyncio.sleep(max(0.0, began + REPORT_S - time.monotonic()))
 
 
 def _is_active(node: Node) -> bool:
@@ -54,10 +56,11 @@ def _memory(node: Node) -> float:
     return reading.facts.kv_resident / reading.facts.kv_max
 
 
-async def _once(node: Node, scheduler: str, secret: str, load: float) -> None:
+async def _once(node: Node, scheduler: str, secret: str, load: float) -> bool:
+    """Whether there was an order."""
     rollout = node.rollout
     if not node.ready or rollout is None:
-        return
+        return False
     word = {
         "node": node.url,
         "engine": rollout.url,
@@ -66,6 +69,7 @@ async def _once(node: Node, scheduler: str, secret: str, load: float) -> None:
         "offered": node.offered,
         "load": round(load, 3),
         "memory": round(_memory(node), 3),
+        "wait_s": REPORT_S,
     }
     headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -78,3 +82,4 @@ async def _once(node: Node, scheduler: str, secret: str, load: float) -> None:
         await node.activate()
     elif order == "drain":
         await node.drain()
+    return order is not None

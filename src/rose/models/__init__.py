@@ -7,14 +7,32 @@ from functools import partial
 from pathlib import Path
 
 from rose.models.folder import is_complete
+from rose.models.grown import make_grown
+from rose.models.player import make_player
 from rose.models.smollm2 import make_smollm2
 from rose.models.tiny import make_tiny
 
-__all__ = ["MAKERS", "default_cache", "make_smollm2", "make_tiny", "resolve", "weight_bytes"]
+__all__ = [
+    "MAKERS",
+    "default_cache",
+    "make_grown",
+    "make_player",
+    "make_smollm2",
+    "make_tiny",
+    "resolve",
+    "weight_bytes",
+]
+
+
+def _make_small(path: Path) -> Path:
+    return make_grown(path, resolve("tiny", path.parent), hidden=512, layers=8, intermediate=1536)
+
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
-    "tiny": make_tiny,
-    # Differs from tiny in shape and seed, so that mixing the two up cannot go unnoticed.
+    "tiny": make_player,
+    "small": _make_small,
+    # Random, for tests; of other shapes and seeds, so that mixing them up cannot go unnoticed.
+    "tiny-a": make_tiny,
     "tiny-b": partial(make_tiny, hidden=96, kv_heads=1, seed=1),
     "smollm2": make_smollm2,
 }

@@ -5,7 +5,7 @@ enough that what it says depends on what it is asked, so token-exactness tests m
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rose.models.folder import build, is_complete
 
@@ -49,27 +49,11 @@ def make_tiny(
         return path
 
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = _byte_tokenizer(max_length)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=max_length,
-        tie_word_embeddings=tied,
-        initializer_range=WEIGHT_STD,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype="float32",
-    )
+    tokenizer = byte_tokenizer(max_length, CHAT_TEMPLATE)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = llama(tokenizer, hidden, layers, kv_heads, intermediate, std=WEIGHT_STD, tied=tied)
     # By chance it would end one generation in a few hundred tokens, at a place nobody chose.
     with torch.no_grad():
         model.lm_head.weight[tokenizer.all_special_ids] = 0
@@ -80,7 +64,38 @@ def make_tiny(
     return path
 
 
-def _byte_tokenizer(max_length: int) -> "PreTrainedTokenizerFast":
+def llama(
+    tokenizer: "PreTrainedTokenizerFast",
+    hidden: int,
+    layers: int,
+    kv_heads: int,
+    intermediate: int,
+    *,
+    std: float,
+    tied: bool = False,
+) -> Any:
+    """With random weights of that spread."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD_SIZE,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=tokenizer.model_max_length,
+        tie_word_embeddings=tied,
+        initializer_range=std,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    return LlamaForCausalLM(config)
+
+
+def byte_tokenizer(max_length: int, chat_template: str) -> "PreTrainedTokenizerFast":
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
@@ -95,7 +110,7 @@ def _byte_tokenizer(max_length: int) -> "PreTrainedTokenizerFast":
         bos_token=BOS,
         eos_token=EOS,
         pad_token=PAD,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )

@@ -74,6 +74,9 @@ def scheduler(
     stall_s: Annotated[float, typer.Option(help="Silence that means that an engine hangs.")] = 2.0,
     most_waiting: Annotated[int, typer.Option(min=1, help="Turns that may wait.")] = 10_000,
     max_borrowed: Annotated[int, typer.Option(min=0, help="Serving devices to borrow.")] = 1000,
+    keep_s: Annotated[
+        float, typer.Option(min=0, help="How long a borrowed device that is not needed is kept.")
+    ] = 60.0,
     grace_s: Annotated[
         float, typer.Option(min=0, help="How long a request with an id goes on without its client.")
     ] = 30.0,
@@ -122,6 +125,7 @@ def scheduler(
         most_waiting=most_waiting,
         grace_s=grace_s,
         most_borrowed=max_borrowed,
+        keep_s=keep_s,
         secret=secret,
         verbose=verbose,
     )

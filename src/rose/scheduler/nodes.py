@@ -5,7 +5,7 @@ Without I/O, as the core: told what nodes say, answers what they should do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rose.scheduler import lease, provisioner
 from rose.scheduler.core import Scheduler
@@ -25,12 +25,21 @@ class Node:
 
 
 class Nodes:
-    def __init__(self, core: Scheduler, most_borrowed: int) -> None:
+    def __init__(
+        self, core: Scheduler, most_borrowed: int, keep_s: float = provisioner.KEEP_S
+    ) -> None:
         self._core = core
         self._most = most_borrowed
+        self._keep_s = keep_s
+        self._low_since: float | None = None
         self._changed = -1e9
         self._wanted: set[str] = set()
         self.known: dict[str, Node] = {}
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Devices to hold, of those that are not dedicated."""
+        return frozenset(self._wanted)
 
     def heard(
         self, id_: str, engine: str, *, dedicated: bool, word: Word
@@ -66,7 +75,12 @@ class Nodes:
             changed=self._changed,
         )
         devices = [self._device(node, stuck) for node in self.known.values()]
-        wanted = provisioner.borrow(demand, devices, now)
+        if not provisioner.is_low(demand, devices):
+            self._low_since = None
+        elif self._low_since is None:
+            self._low_since = now
+        demand = replace(demand, low_since=self._low_since)
+        wanted = provisioner.borrow(demand, devices, now, self._keep_s)
         if wanted != self._wanted:
             self._changed = now
             self._wanted = wanted

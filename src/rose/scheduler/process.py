@@ -20,6 +20,7 @@ from rose.scheduler.frontdoor.app import application
 from rose.scheduler.frontdoor.errors import answer
 from rose.scheduler.jobspec import JobSpec
 from rose.scheduler.ledger import Ledger
+from rose.scheduler.provisioner import KEEP_S
 from rose.scheduler.service import Service
 from rose.web import Guard, Server
 
@@ -43,6 +44,7 @@ class Settings:
     most_waiting: int = 10_000
     grace_s: float = 30.0
     most_borrowed: int = 1000
+    keep_s: float = KEEP_S
     secret: str = ""
     verbose: bool = False
 
@@ -59,6 +61,7 @@ def service(settings: Settings) -> Service:
         Ledger(settings.ledger),
         grace_s=settings.grace_s,
         most_borrowed=settings.most_borrowed,
+        keep_s=settings.keep_s,
     )
     for spec in settings.jobs:
         if spec.source is not None:

@@ -1,8 +1,9 @@
 """How many devices to borrow? A pure function of the work at hand and what devices make of it.
 
 One more is borrowed when what waits would keep those at hand busy for longer than `BORROW_S`; one
-is given back when nothing waits and the others would be done with all that runs within `RETURN_S`.
-Between the two nothing changes, and after a change there is a pause, so the number does not flap.
+is given back when for a while nothing waits and the others would be done with all that runs within
+`RETURN_S`. Between the two nothing changes, and after a change there is a pause, so the number does
+not flap.
 Devices differ: the fastest that are offered are borrowed first, the slowest given back first.
 """
 
@@ -11,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BORROW_S = 20.0
-"""Activating a device takes a second or two, and its prefix cache is cold: less work is done sooner
-by those that are there."""
+BORROW_S = 5.0
+"""Activating a device takes part of a second, and its prefix cache is cold: less work is done
+sooner by those that are there."""
 RETURN_S = 5.0
 PAUSE_S = 5.0
 """After a change: until its effect can be seen."""
+KEEP_S = 60.0
+"""While a trainer learns, nothing is asked for. A lease that is held and not used costs serving
+nothing that it could not have back at once; to ask anew costs the job seconds, every step."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,22 @@ class Demand:
     """Devices that may be borrowed."""
     changed: float = -1e9
     """When the number last changed."""
+    low_since: float | None = -1e9
+    """Since when `is_low`; None: it is not."""
 
 
-def borrow(demand: Demand, devices: Sequence[Device], now: float) -> set[str]:
+def is_low(demand: Demand, devices: Sequence[Device]) -> bool:
+    """Nothing waits, and one of the borrowed devices is not needed for what runs."""
+    speeds = [d.tokens_per_s for d in devices if d.held and not d.dedicated and d.offered]
+    if demand.waiting or not speeds:
+        return False
+    others = sum(d.tokens_per_s for d in devices if d.held) - min(speeds)
+    return demand.tokens <= RETURN_S * others
+
+
+def borrow(
+    demand: Demand, devices: Sequence[Device], now: float, keep_s: float = KEEP_S
+) -> set[str]:
     """The devices to hold, of those that are not dedicated."""
     lent = [d for d in devices if not d.dedicated and d.offered]
     held = [d for d in lent if d.held]
@@ -52,8 +69,6 @@ def borrow(demand: Demand, devices: Sequence[Device], now: float) -> set[str]:
     if demand.waiting and free and len(held) < demand.most:
         if demand.tokens > BORROW_S * makes:
             return ids | {max(free, key=lambda d: (d.tokens_per_s, d.id)).id}
-    elif held and not demand.waiting:
-        slowest = min(held, key=lambda d: (d.tokens_per_s, d.id))
-        if demand.tokens <= RETURN_S * (makes - slowest.tokens_per_s):
-            return ids - {slowest.id}
+    elif demand.low_since is not None and now - demand.low_since >= keep_s and held:
+        return ids - {min(held, key=lambda d: (d.tokens_per_s, d.id)).id}
     return ids

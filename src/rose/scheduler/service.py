@@ -28,6 +28,7 @@ from rose.scheduler.engine_client import Broken, Refused
 from rose.scheduler.fleet import UNKNOWN, Engine
 from rose.scheduler.ledger import Ledger
 from rose.scheduler.nodes import Nodes
+from rose.scheduler.provisioner import KEEP_S
 from rose.scheduler.turn import Ask, Cut, State, Turn
 from rose.scheduler.weights import Leader
 
@@ -48,11 +49,21 @@ KEEP_EVERY_S = 0.5
 
 class Service:
     def __init__(
-        self, core: Scheduler, ledger: Ledger, *, grace_s: float, most_borrowed: int
+        self,
+        core: Scheduler,
+        ledger: Ledger,
+        *,
+        grace_s: float,
+        most_borrowed: int,
+        keep_s: float = KEEP_S,
     ) -> None:
-        """`grace_s`: how long a request with an id of its client's goes on without it."""
+        """`grace_s`: how long a request with an id of its client's goes on without it; `keep_s`:
+        how long a borrowed device is kept that is not needed."""
         self.core = core
-        self.nodes = Nodes(core, most_borrowed)
+        self.nodes = Nodes(core, most_borrowed, keep_s)
+        self.reshuffled = asyncio.Event()
+        """Set, and replaced, when other devices are wanted than before: nodes that wait for news
+        are told."""
         self.updates = asyncio.Lock()
         """Of those who change engines' weights: one at a time, they have an order."""
         self.leader = Leader(core, self.updates)
@@ -268,7 +279,11 @@ class Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            before = self.nodes.wanted
             self.nodes.decide(time.monotonic())
+            if self.nodes.wanted != before:
+                self.reshuffled.set()
+                self.reshuffled = asyncio.Event()
             self.kick()
 
     async def _look(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated
 
 import msgspec
@@ -52,6 +53,8 @@ class Report(msgspec.Struct):
     dedicated: bool
     load: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     memory: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
+    """It has nothing else to say for so long: an order that comes up meanwhile is told at once."""
 
 
 class Door:
@@ -173,12 +176,18 @@ class Door:
             raise Wrong(400, str(error)) from error
         if not said.engine.startswith(("http://", "https://")):
             raise Wrong(400, f"engine {said.engine} is not a URL")
-        word = Word(time.monotonic(), said.active, said.offered, said.load, said.memory)
-        node, order = self._service.nodes.heard(
-            said.node, said.engine.rstrip("/"), dedicated=said.dedicated, word=word
-        )
-        self._service.kick()
-        return json({"order": order, "lease": node.lease.phase})
+        until = time.monotonic() + said.wait_s
+        while True:
+            now = time.monotonic()
+            word = Word(now, said.active, said.offered, said.load, said.memory)
+            node, order = self._service.nodes.heard(
+                said.node, said.engine.rstrip("/"), dedicated=said.dedicated, word=word
+            )
+            self._service.kick()
+            if order is not None or now >= until or self._service.stopping.is_set():
+                return json({"order": order, "lease": node.lease.phase})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._service.reshuffled.wait(), until - now)
 
     def _job(self, request: Request) -> str:
         name = str(request.path_params.get("job", self._default_job))

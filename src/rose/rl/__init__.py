@@ -1,0 +1,1 @@
+"""Agentic RL on borrowed devices: agents, environments, a small trainer, and TRL."""

@@ -1,0 +1,131 @@
+"""The agent loop: one task per episode, turn by turn, and groups of episodes of one task.
+
+Episodes overlap: while the tool of one works, turns of others run. An episode's identity, its
+seeds and its turns' ids follow from run, step, task and sample alone, so an agent that is started
+again asks for the very turns that it asked for before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import xxhash
+
+from rose.rl.checkpoint import Progress
+from rose.rl.dialogue import Dialogue
+from rose.rl.door import Sampling
+from rose.rl.environments.base import Environment
+from rose.rl.types import Ending, Group, Said, Trajectory
+
+
+class Policy(Protocol):
+    """Where turns are made: the front door, or a stand-in for it."""
+
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        id_: str,
+        trajectory: str,
+        seed: int,
+        stop: int,
+        last: bool = False,
+    ) -> Said: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    turns: int = 16
+    """Of an episode."""
+    context: int = 1024
+    """Tokens of an episode."""
+    in_flight: int = 256
+    """Episodes at once."""
+
+
+class Agents:
+    """Plays episodes of one environment with one policy."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        dialogue: Dialogue,
+        make: Callable[[], Environment],
+        sampling: Sampling,
+        limits: Limits,
+        progress: Progress,
+    ) -> None:
+        self._policy = policy
+        self._dialogue = dialogue
+        self._make = make
+        self._sampling = sampling
+        self._limits = limits
+        self._progress = progress
+        self._places = asyncio.Semaphore(limits.in_flight)
+
+    async def groups(self, label: str, tasks: Sequence[int], samples: int) -> list[Group]:
+        """`samples` episodes of each task, in order; all are in flight at once. One that fails
+        ends the others."""
+        async with asyncio.TaskGroup() as playing:
+            found = [
+                [playing.create_task(self._in_turn(label, task, i)) for i in range(samples)]
+                for task in tasks
+            ]
+        return [
+            Group(task, [one.result() for one in ones])
+            for task, ones in zip(tasks, found, strict=True)
+        ]
+
+    async def _in_turn(self, label: str, task: int, sample: int) -> Trajectory:
+        async with self._places:
+            return await self.play(label, task, sample)
+
+    async def play(self, label: str, task: int, sample: int) -> Trajectory:
+        """One episode, to its end."""
+        id_ = f"{self._progress.run}/{label}/{task}.{sample}"
+        environment, played = self._make(), Trajectory(task, sample)
+        began = time.monotonic()
+        try:
+            played.hear(self._dialogue.opening(environment.reset(task)))
+            played.prompt = len(played.tokens)
+            await self._turns(environment, played, id_)
+        finally:
+            environment.close()
+        played.seconds = time.monotonic() - began
+        return played
+
+    async def _turns(self, environment: Environment, played: Trajectory, id_: str) -> None:
+        limits = self._limits
+        while True:
+            left = limits.context - len(played.tokens)
+            if left < 1 or played.turns >= limits.turns:
+                played.ending = Ending.LENGTH if left < 1 else Ending.TURNS
+                return
+            turn = f"{id_}/{played.turns}"
+            said = await self._policy.generate(
+                played.tokens,
+                Sampling(self._sampling.temperature, min(left, self._sampling.max_tokens)),
+                id_=turn,
+                trajectory=id_,
+                seed=xxhash.xxh3_64_intdigest(turn.encode()) >> 2,
+                stop=self._dialogue.end,
+                last=played.turns + 1 == limits.turns,
+            )
+            played.say(said)
+            began = time.monotonic()
+            answer = await environment.step(self._dialogue.text(said.tokens))
+            played.tool_seconds += time.monotonic() - began
+            played.reward += answer.reward
+            if answer.done:
+                played.ending = Ending.DONE
+                return
+            if said.tokens[-1:] != [self._dialogue.end]:
+                played.hear(
+                    [self._dialogue.end]
+                )  # cut at its length: the turn is over all the same
+            played.hear(list(self._dialogue.reply(answer.observation)))

@@ -1,0 +1,203 @@
+"""One optimiser step from groups of episodes: GRPO, or DAPO.
+
+Both compare episodes with others of the same task and follow what the policy would say now against
+what the engine said when it sampled, clipped. The engine's own log-probs are the behaviour policy,
+so a step of the trainer that engines have not seen yet, or numerics that differ, are corrected for
+(importance sampling); how much there was to correct is among the facts, and a stale or corrupt
+weight shows there at once.
+
+    GRPO   advantage / spread of the group, mean over each episode's tokens, clip 0.2 both ways
+    DAPO   the same advantage, mean over all tokens, clip 0.2 down and 0.28 up (clip-higher); the
+           loop samples on until enough groups differ in reward (dynamic sampling)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rose.rl.types import Group, Trajectory
+
+Algorithm = Literal["grpo", "dapo"]
+CLIP_DOWN = 0.2
+CLIP_UP = {"grpo": 0.2, "dapo": 0.28}
+SPREAD = 1e-4
+"""Added to a group's spread, so that rewards that hardly differ are not blown up."""
+MOST_TOKENS = 8192
+"""Of a batch that is computed at once, padding included: bounds the trainer's memory."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a step was like."""
+
+    loss: float
+    grad_norm: float
+    """Before it was cut."""
+    clipped: float
+    """Share of tokens whose ratio was cut."""
+    logp_difference_mean: float
+    logp_difference_max: float
+    """Between trainer and engine, of the same token: rounding if both have the same weights."""
+    ratio_mean: float
+    """Importance ratio before the first update."""
+    entropy: float
+    tokens: int
+    """Of the model, that were learned from."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    tokens: Tensor
+    mask: Tensor
+    """Of the tokens but the first: whether the model made them."""
+    sampled: Tensor
+    """Log-probs by the engine, of all but the first."""
+    weights: Tensor
+    """Of each token in the loss."""
+    advantages: Tensor
+
+
+def advantages(rewards: Tensor) -> Tensor:
+    """Of a group: against its mean, in its spread; 0 when all are alike."""
+    return (rewards - rewards.mean()) / (rewards.std() + SPREAD)
+
+
+def log_probs(model: Any, tokens: Tensor, attended: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the tokens that the model made, one after the other, and their entropies.
+
+    Only their places go through the output layer: with a large vocabulary that is most of the cost.
+    """
+    hidden = model.get_decoder()(input_ids=tokens, attention_mask=attended).last_hidden_state
+    logits = model.get_output_embeddings()(hidden[:, :-1][mask])
+    spread = logits.float().log_softmax(-1)
+    chosen = spread.gather(-1, tokens[:, 1:][mask][:, None]).squeeze(-1)
+    with torch.no_grad():
+        entropy = -(spread.exp() * spread).sum(-1)
+    return chosen, entropy
+
+
+class Learner:
+    def __init__(
+        self,
+        model: Any,
+        algorithm: Algorithm,
+        *,
+        learning_rate: float,
+        minibatches: int = 1,
+        temperature: float = 1.0,
+        max_grad_norm: float = 1.0,
+    ) -> None:
+        if temperature != 1.0:
+            raise ValueError("temperature must be 1: what is sampled is what is learned")
+        self.model = model
+        self.optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+        self._algorithm = algorithm
+        self._minibatches = minibatches
+        self._max_grad_norm = max_grad_norm
+
+    def learn(self, groups: list[Group]) -> Learned:
+        """Groups whose episodes all got the same teach nothing: their gradient is exactly zero, and
+        they are left out."""
+        rows = [
+            (episode, advantage)
+            for group in groups
+            if group.teaches
+            for episode, advantage in zip(
+                group.trajectories, advantages(torch.tensor(group.rewards)).tolist(), strict=True
+            )
+        ]
+        if not rows:
+            return Learned(0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0)
+        self.model.train()
+        facts = _Facts()
+        for part in range(self._minibatches):
+            chosen = rows[part :: self._minibatches]
+            if chosen:
+                self._update(chosen, facts, first=part == 0)
+        return facts.summed()
+
+    def _update(self, rows: list[tuple[Trajectory, float]], facts: _Facts, *, first: bool) -> None:
+        made = sum(episode.made for episode, _ in rows)
+        for batch in _batches(rows, made, self._algorithm):
+            attended = (batch.tokens >= 0).long()
+            tokens = batch.tokens.clamp(min=0)
+            found, entropy = log_probs(self.model, tokens, attended, batch.mask)
+            difference = found - batch.sampled[batch.mask]
+            ratio = difference.exp()
+            cut = ratio.clamp(1 - CLIP_DOWN, 1 + CLIP_UP[self._algorithm])
+            advantage = batch.advantages[batch.mask]
+            gain = torch.minimum(ratio * advantage, cut * advantage)
+            loss = -(gain * batch.weights[batch.mask]).sum()
+            loss.backward()
+            facts.add(loss, difference.detach(), ratio.detach() != cut.detach(), entropy, first)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+        facts.norms.append(float(norm))
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+
+class _Facts:
+    def __init__(self) -> None:
+        self.norms: list[float] = []
+        self._loss = 0.0
+        self._differences: list[Tensor] = []
+        self._clipped: list[Tensor] = []
+        self._entropies: list[Tensor] = []
+
+    def add(
+        self, loss: Tensor, difference: Tensor, clipped: Tensor, entropy: Tensor, first: bool
+    ) -> None:
+        self._loss += float(loss.detach())
+        self._clipped.append(clipped.float())
+        self._entropies.append(entropy)
+        if first:  # later ones differ because the trainer has moved on
+            self._differences.append(difference)
+
+    def summed(self) -> Learned:
+        differences = torch.cat(self._differences)
+        return Learned(
+            loss=self._loss,
+            grad_norm=max(self.norms),
+            clipped=float(torch.cat(self._clipped).mean()),
+            logp_difference_mean=float(differences.abs().mean()),
+            logp_difference_max=float(differences.abs().max()),
+            ratio_mean=float(differences.exp().mean()),
+            entropy=float(torch.cat(self._entropies).mean()),
+            tokens=sum(len(part) for part in self._entropies),
+        )
+
+
+def _batches(
+    rows: list[tuple[Trajectory, float]], made: int, algorithm: Algorithm
+) -> Iterator[_Batch]:
+    """Episodes of like length together, so that little is padding."""
+    waiting: list[tuple[Trajectory, float]] = []
+    for row in sorted(rows, key=lambda row: len(row[0].tokens), reverse=True):
+        longest = len((waiting or [row])[0][0].tokens)
+        if waiting and longest * (len(waiting) + 1) > MOST_TOKENS:
+            yield _batch(waiting, made, len(rows), algorithm)
+            waiting = []
+        waiting.append(row)
+    yield _batch(waiting, made, len(rows), algorithm)
+
+
+def _batch(
+    rows: list[tuple[Trajectory, float]], made: int, episodes: int, algorithm: Algorithm
+) -> _Batch:
+    length = max(len(episode.tokens) for episode, _ in rows)
+    tokens = torch.full((len(rows), length), -1)
+    mask = torch.zeros((len(rows), length - 1), dtype=torch.bool)
+    sampled, weights = torch.zeros(mask.shape), torch.zeros(mask.shape)
+    for row, (episode, _) in enumerate(rows):
+        size = len(episode.tokens)
+        tokens[row, :size] = torch.tensor(episode.tokens)
+        mask[row, : size - 1] = torch.tensor(episode.mask[1:], dtype=torch.bool)
+        sampled[row, : size - 1] = torch.tensor(episode.logprobs[1:])
+        weights[row] = 1 / (episodes * max(1, episode.made)) if algorithm == "grpo" else 1 / made
+    values = torch.tensor([advantage for _, advantage in rows])[:, None].expand(mask.shape)
+    return _Batch(tokens, mask, sampled, weights, values)

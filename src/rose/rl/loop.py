@@ -1,0 +1,286 @@
+"""The training loop: sample, learn, checkpoint, publish, and again.
+
+    tasks --> Agents --> front door --> engines, dedicated and borrowed
+                |
+             groups --> Learner --> checkpoint --> Publisher --> relay --> engines commit
+
+A step's episodes are sampled with the weights of the step before (with `off_policy`, of the one
+before that, while the learner works). Whatever is killed, the run goes on: turns are asked for
+again under their ids, and a trainer starts from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rose import models
+from rose.rl import checkpoint, environments
+from rose.rl.agent import Agents, Limits
+from rose.rl.checkpoint import Progress
+from rose.rl.dialogue import Dialogue
+from rose.rl.door import Door, Sampling
+from rose.rl.learner import Learned, Learner
+from rose.rl.run import RunConfig
+from rose.rl.types import Ending, Group
+from rose.rl.watch import watching
+from rose.transfer.publisher import Publisher, Report
+from rose.transfer.store import open_store
+
+METRICS = "metrics.jsonl"
+HELD_OUT = 1 << 40
+"""Tasks from here on are never trained on."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    tried: list[Group]
+    used: list[Group]
+    """To learn from: fewer, if only those that differ in reward are wanted."""
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """One line of `metrics.jsonl`."""
+
+    step: int
+    version: int
+    """That the engines have now."""
+    reward: float
+    """Mean over all episodes of the step."""
+    episodes: int
+    groups_tried: int
+    groups_used: int
+    turns: float
+    """Mean of an episode."""
+    tokens: int
+    """That the model made."""
+    truncated: float
+    """Share of episodes that ran out of turns or context."""
+    staleness: int
+    """Versions between the oldest token and the weights that learned from it."""
+    sample_s: float
+    learn_s: float
+    sync_s: float
+    """From the end of learning until all engines have the new weights; checkpoint excluded."""
+    step_s: float
+    episodes_per_s: float
+    """Over the whole step."""
+    wire_bytes: int
+    changed: float
+    """Share of weights that are different."""
+    learned: Learned
+    at: float = field(default_factory=time.time)
+
+
+OnStep = Callable[[StepFacts], None]
+
+
+class Trainer:
+    """A run: `await Trainer(config, say).play()`."""
+
+    def __init__(self, config: RunConfig, say: Say) -> None:
+        self.config = config
+        self._say = say
+
+    async def play(self, on_step: OnStep = lambda _: None) -> None:
+        """The whole run, or what is left of it."""
+        async with self._ready(), watching(self.config.scheduler, self.config.out):
+            await self._run(on_step)
+
+    @asynccontextmanager
+    async def _ready(self) -> AsyncIterator[None]:
+        config = self.config
+        folder = models.resolve(config.model)
+        torch.manual_seed(config.seed)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._learner = Learner(
+            model,
+            config.train.algorithm,
+            learning_rate=config.train.learning_rate,
+            minibatches=config.train.minibatches,
+        )
+        self.progress = checkpoint.load(config.out, model, self._learner.optimiser)
+        self._keep_metrics()
+        dialogue = Dialogue(AutoTokenizer.from_pretrained(folder))
+        episodes = config.episodes
+        limits = Limits(episodes.turns, episodes.context, episodes.in_flight)
+        async with Door(config.scheduler, config.job) as door:
+            self._door = door
+
+            self._agents = Agents(
+                door,
+                dialogue,
+                lambda: environments.make(episodes.environment, **episodes.options),
+                Sampling(max_tokens=episodes.turn_tokens),
+                limits,
+                self.progress,
+            )
+            self._store = open_store(config.store, config.job)
+            self._publisher = await asyncio.to_thread(Publisher, self._store, wire=config.wire)
+            try:
+                await self._begin()
+                yield
+            finally:
+                await asyncio.to_thread(self._publisher.settle)
+                self._store.close()
+
+    async def _run(self, on_step: OnStep) -> None:
+        config, progress = self.config, self.progress
+        if progress.step == 0:
+            await self.evaluate("before")
+        ahead: asyncio.Task[Sampled] | None = None
+        while progress.step < config.train.steps:
+            began = time.monotonic()
+            sampled = await (ahead or self._sample(progress.step))
+            ahead = None
+            if config.train.off_policy and progress.step + 1 < config.train.steps:
+                ahead = asyncio.create_task(self._sample(progress.step + 1))
+            learned = await asyncio.to_thread(self._learn, sampled.used)
+            ended = time.monotonic()
+            progress.step += 1
+            await asyncio.to_thread(self._checkpoint)
+            synced = time.monotonic()
+            report = await self._bring()
+            facts = self._told(sampled, learned, began, ended, time.monotonic() - synced, report)
+            with (config.out / METRICS).open("a") as file:
+                file.write(json.dumps(asdict(facts)) + "\n")
+            on_step(facts)
+        await self.evaluate("after")
+
+    # ---- sampling
+
+    async def evaluate(self, when: str) -> None:
+        """Mean reward on tasks that are never trained on, one episode each."""
+        tasks = self.config.evaluation.tasks
+        if tasks:
+            chosen = [HELD_OUT + i for i in range(tasks)]
+            groups = await self._agents.groups(when, chosen, 1)
+            found = {"tasks": tasks, "reward": sum(g.rewards[0] for g in groups) / tasks}
+            (self.config.out / f"evaluation-{when}.json").write_text(json.dumps(found) + "\n")
+            self._say(f"held-out tasks, {when} training: reward {found['reward']:.3f} of {tasks}")
+
+    async def _sample(self, step: int) -> Sampled:
+        """The groups of a step; of DAPO as many as differ in reward, if that can be had."""
+        train, began = self.config.train, time.monotonic()
+        found: list[Group] = []
+        tried: list[Group] = []
+        most = int(train.tasks * train.most_sampled)
+        while True:
+            asked = self._round(len(found), len(tried), most)
+            if not asked:
+                break
+            tasks = [self._task(step, len(tried) + i, most) for i in range(asked)]
+            groups = await self._agents.groups(str(step), tasks, train.samples)
+            tried += groups
+            found += [g for g in groups if train.algorithm == "grpo" or g.teaches]
+        return Sampled(tried, found[: train.tasks], began, time.monotonic())
+
+    def _round(self, found: int, tried: int, most: int) -> int:
+        """How many groups to sample next: as many as it will likely take, by what was seen."""
+        missing = self.config.train.tasks - found
+        if missing <= 0:
+            return 0
+        share = (found + 1) / (tried + 1) if tried else 1.0
+        return min(math.ceil(missing / share), most - tried)
+
+    def _task(self, step: int, number: int, most: int) -> int:
+        return (self.config.seed << 32) + step * most + number
+
+    # ---- learning
+
+    def _learn(self, groups: list[Group]) -> Learned:
+        train = self.config.train
+        if train.cores:
+            os.sched_setaffinity(0, train.cores)  # of this thread, and of those it starts
+        torch.set_num_threads(train.threads or len(os.sched_getaffinity(0)))
+        return self._learner.learn(groups)
+
+    def _checkpoint(self) -> None:
+        step, train = self.progress.step, self.config.train
+        if step % train.checkpoint_every == 0 or step == train.steps:
+            checkpoint.save(
+                self.config.out, self.progress, self._learner.model, self._learner.optimiser
+            )
+
+    # ---- weights
+
+    async def _begin(self) -> None:
+        """Bring the engines to where the run is, whatever they have."""
+        config, progress, newest = self.config, self.progress, self._publisher.version
+        if progress.first_version is None or (newest is not None and newest > progress.version):
+            if progress.first_version is not None:  # published after the last checkpoint
+                progress.run = Progress().run
+            progress.first_version = (0 if newest is None else newest + 1) - progress.step
+        if newest != progress.version:
+            await asyncio.to_thread(self._publisher.publish, self._learner.model, progress.version)
+        copy = Path(tempfile.gettempdir(), "rose-weights", f"{config.job}-{config.name}")
+        await self._door.follow(config.weights, config.job, str(copy))
+        await self._door.update(progress.version)
+        if progress.step:
+            self._say(f"going on after step {progress.step}, version {progress.version}")
+
+    async def _bring(self) -> Report:
+        report = await asyncio.to_thread(
+            self._publisher.publish, self._learner.model, self.progress.version
+        )
+        await self._door.update(self.progress.version)
+        return report
+
+    # ---- telling
+
+    def _told(
+        self,
+        sampled: Sampled,
+        learned: Learned,
+        began: float,
+        ended: float,
+        sync_s: float,
+        report: Report,
+    ) -> StepFacts:
+        episodes = [one for group in sampled.tried for one in group.trajectories]
+        oldest = min((v for one in episodes for v in one.versions), default=self.progress.version)
+        step_s = time.monotonic() - began
+        return StepFacts(
+            step=self.progress.step,
+            version=self.progress.version,
+            reward=sum(one.reward for one in episodes) / len(episodes),
+            episodes=len(episodes),
+            groups_tried=len(sampled.tried),
+            groups_used=len(sampled.used),
+            turns=sum(one.turns for one in episodes) / len(episodes),
+            tokens=sum(one.made for one in episodes),
+            truncated=sum(one.ending != Ending.DONE for one in episodes) / len(episodes),
+            staleness=self.progress.version - 1 - oldest,
+            sample_s=sampled.ended - sampled.began,
+            learn_s=ended - max(began, sampled.ended),
+            sync_s=sync_s,
+            step_s=step_s,
+            episodes_per_s=len(episodes) / step_s,
+            wire_bytes=report.stored,
+            changed=report.changed / report.elements,
+            learned=learned,
+        )
+
+    def _keep_metrics(self) -> None:
+        """Lines of steps after the checkpoint are dropped: those steps are done again."""
+        path = self.config.out / METRICS
+        if path.exists():
+            with path.open() as file:
+                whole = [line for line in file if line.endswith("\n")]
+            done = [line for line in whole if json.loads(line)["step"] <= self.progress.step]
+            path.write_text("".join(done))
