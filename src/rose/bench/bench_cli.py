@@ -147,3 +147,41 @@ def scheduler(
     with shown.running():
         bench.main(settings, shown.say, shown.keep)
     shown.show("few engines and one repeat, so all ratios are rough" if quick else None)
+
+
+@app.command()
+def e2e(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    model: Annotated[str, typer.Option(help="Policy that is trained.")] = "small",
+    steps: Annotated[int, typer.Option(min=2, help="RL steps of a run.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds over all modes.")] = 3,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="grpo, dapo; both by default.")
+    ] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="Only these; all by default.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Arrivals of serving; drawn from laws without one.")
+    ] = None,
+    out: Out = OUT,
+) -> None:
+    """One agent trained with static resources, elastic, share-all and rose, beside serving."""
+    from rose.bench import e2e as bench
+    from rose.bench import report
+    from rose.bench.arena import MODES
+
+    settings = bench.Settings(
+        model=model,
+        steps=steps,
+        repeats=repeats,
+        algorithms=tuple(algorithm or ("grpo", "dapo")),
+        modes=tuple(mode or MODES),
+        trace=trace,
+        quick=quick,
+        out=out,
+    )
+    shown = _Bench("e2e", out, json_file)
+    with shown.running():
+        bench.main(settings, shown.say, shown.keep)
+    report.e2e_table(shown.result, shown.console)
+    shown.show("one short run of each mode, so all ratios are rough" if quick else None)

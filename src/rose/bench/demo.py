@@ -1,46 +1,62 @@
-"""`rose demo`: two engines on one device under a bursty load, live, and a verdict at the end.
+"""`rose demo`: an agent is trained twice beside a serving engine, on its own device and with rose.
 
-First serving alone (what the users have today), then the same arrivals with rollouts borrowing the
-device. Every number shown is measured in this run.
+First serving alone sets the promises. Then FrozenLake is trained with a dedicated device only, and
+again with the serving device lent to it while that one carries the same bursty load. A live view,
+a verdict, a report with pictures. Every number shown is measured in this run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
-from dataclasses import asdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rose.bench import timeline
-from rose.bench.colocated import MODES, Run, Workload, run_mode, settle
-from rose.bench.executor import FIRST_SLO, Settings, node_config, slo_from
+from rose import models
+from rose.bench import demo_report
+from rose.bench.arena import MODES, Arena, Place, Run, Traffic, open_arena
 from rose.bench.stats import attainment, percentiles
-from rose.cluster import api
-from rose.cluster.node import Node
 from rose.executor.facts import LeaseState
 from rose.executor.slo import Slo
+from rose.rl import report
 
-WINDOW_S, DEDICATED_S = 60.0, 15.0
+MODEL, SERVING = "tiny", "small"
 RATE = 0.8
-"""Serving requests a second: about 40 % of one core with SmolLM2."""
+"""Serving requests a second: about a fifth of one core."""
+ALONE_S = 25.0
+TRAINING: dict[str, Any] = {
+    "train": {
+        "steps": 6,
+        "tasks": 12,
+        "samples": 8,
+        "learning_rate": 7e-4,
+        "checkpoint_every": 1000,
+        "threads": 1,
+        "cores": [1],
+    },
+    "episodes": {"environment": "frozen_lake", "turns": 12, "turn_tokens": 16, "context": 448},
+    "evaluation": {"tasks": 64},
+}
+KEPT = 0.99
 BAR = 40
 
 
 class View:
     """The live screen."""
 
-    def __init__(self, node: Node, slo: Slo | None) -> None:
-        self.node = node
-        self.slo = slo
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
         self.title = ""
         self.run: Run | None = None
 
@@ -48,150 +64,155 @@ class View:
         self.run = run
 
     def __rich__(self) -> Panel:
-        serving, rollout = self.node.page.serving(), self.node.page.rollout()
-        if serving is None or rollout is None or self.run is None:
-            return Panel("starting")
-        s, r = serving.facts, rollout.facts
-        total = self.node.page.kv_total
+        node = self.arena.node
+        serving, rollout = node.page.serving(), node.page.rollout()
         grid = Table.grid(padding=(0, 2))
-        grid.add_row("serving", f"{s.running} running, {s.waiting} waiting")
-        grid.add_row("", self._latency())
-        state = LeaseState(r.state).name.lower()
-        grid.add_row("rollout", f"{state}, {r.running} running, {self._speed():.0f} tokens/s")
-        refused = r.refused_busy + r.refused_decode + r.refused_prefill + r.refused_arrival
-        grid.add_row("gate", f"{r.granted} steps granted, {refused} times told to wait")
-        grid.add_row("KV", _bar(r.kv_used / total, r.kv_claim / total, s.kv_used / total))
-        grid.add_row("", Text("orange: rollout, blue: serving, grey: free", style="dim"))
+        if serving is not None:
+            grid.add_row(
+                "serving", f"{serving.facts.running} running, {serving.facts.waiting} waiting"
+            )
+        if rollout is not None:
+            state = LeaseState(rollout.facts.state).name.lower()
+            grid.add_row("lent device", f"{state}, {rollout.facts.running} turns")
+        if serving is not None and rollout is not None:
+            grid.add_row("its memory", self._memory(serving.facts.kv_used, rollout.facts))
+        for row in (self.run.steps if self.run else [])[-8:]:
+            grid.add_row(
+                f"step {row['step']}",
+                f"{'█' * round(20 * row['reward']):<20} reward {row['reward']:.2f}, "
+                f"{row['episodes_per_s']:.1f} episodes/s",
+            )
         return Panel(grid, title=self.title, width=78)
 
-    def _latency(self) -> str:
-        samples = self.run.samples if self.run else []
-        ttft = percentiles([s.ttft_s for s in samples if s.ttft_s is not None])
-        tpot = percentiles([s.tpot_s for s in samples if s.tpot_s is not None])
-        if not (ttft and tpot):
-            return "no answer yet"
-        line = f"{len(samples)} answered, worst 1 %: TTFT {ttft.p99 * 1e3:.0f} ms"
-        line += f", TPOT {tpot.p99 * 1e3:.0f} ms"
-        share = attainment(samples, self.slo) if self.slo else None
-        return line if share is None else f"{line}, SLO met {share:.1%}"
-
-    def _speed(self) -> float:
-        now = time.monotonic()
-        produced = self.run.produced if self.run else []
-        return sum(tokens for at, tokens in produced if at > now - 3.0) / 3.0
+    def _memory(self, serving: int, rollout: Any) -> Text:
+        total = self.arena.node.page.kv_total
+        parts = (rollout.kv_used, max(0, rollout.kv_claim - rollout.kv_used), serving)
+        cells = [round(part / total * BAR) for part in parts]
+        bar = Text("█" * cells[0], style="dark_orange")
+        bar.append("▒" * cells[1], style="dark_orange")
+        bar.append("░" * max(0, BAR - sum(cells)), style="grey50")
+        bar.append("█" * cells[2], style="dodger_blue2")
+        return bar
 
 
-def _bar(rollout: float, claim: float, serving: float) -> Text:
-    cells = [round(part * BAR) for part in (rollout, max(0.0, claim - rollout), serving)]
-    bar = Text()
-    bar.append("█" * cells[0], style="dark_orange")
-    bar.append("▒" * cells[1], style="dark_orange")
-    bar.append("░" * max(0, BAR - sum(cells)), style="grey50")
-    bar.append("█" * cells[2], style="dodger_blue2")
-    return bar
+@dataclass(frozen=True)
+class Outcome:
+    """What the verdict is about."""
+
+    slo: Slo
+    static: Run
+    rose: Run
+    taken_back_s: float
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        runs = {"static": self.static, "rose": self.rose}
+        idle = 1.0 - self.static.serving_cpu / self.static.seconds
+        dedicated = self.rose.rollout_cpu.get("dedicated", 0.0) / self.rose.seconds
+        lent = self.rose.rollout_cpu.get("lent", 0.0) / self.rose.seconds
+        return {
+            "slo": asdict(self.slo),
+            "episodes_per_s": {name: run.episodes_per_s for name, run in runs.items()},
+            "throughput_vs_static": self.rose.episodes_per_s / self.static.episodes_per_s,
+            "requests": {name: len(run.samples) for name, run in runs.items()},
+            "slo_attainment": {n: attainment(r.samples, self.slo) for n, r in runs.items()},
+            "ttft_p99_s": {name: _p99(run, "ttft_s") for name, run in runs.items()},
+            "tpot_p99_s": {name: _p99(run, "tpot_s") for name, run in runs.items()},
+            "device_idle_alone": idle,
+            "harvest": {"dedicated_cores": dedicated, "lent_cores": lent, "of_idle": lent / idle},
+            "wire_bytes_a_step": {
+                n: sum(row["wire_bytes"] for row in r.steps) / len(r.steps) for n, r in runs.items()
+            },
+            "rewards": {name: [row["reward"] for row in run.steps] for name, run in runs.items()},
+            "held_out": {name: run.evaluation for name, run in runs.items()},
+            "host_cores": {name: run.host_cpu for name, run in runs.items()},
+            "taken_back_s": self.taken_back_s,
+        }
+
+
+def _p99(run: Run, name: str) -> float | None:
+    found = percentiles([v for s in run.samples if (v := getattr(s, name)) is not None])
+    return found.p99 if found else None
 
 
 async def show(out: Path, console: Console) -> bool:
     """Run the demo; True when serving kept its promise."""
     logging.getLogger("rose").setLevel(logging.WARNING)
-    config = node_config(Settings(out=out))
     began = time.monotonic()
     console.print(
-        "[bold]rose[/]: one core is the device; a serving engine and a rollout engine "
-        "(SmolLM2-135M, stock vLLM) share it.\n"
-        "Making the model, measuring its latency profile and starting both engines "
-        "(two minutes the first time) ..."
+        "[bold]rose[/]: core 0 serves, core 1 is the RL job's own rollout device; all engines are "
+        "stock vLLM.\nThe models are made and their latency profiles measured the first time, then "
+        "the engines start: a minute or two."
     )
-    async with api.running(config) as node:
-        psutil.Process().cpu_affinity(list(config.where.host_cores))
-        console.print(f"engines up after {time.monotonic() - began:.0f} s; {node.preemption}")
-        workload = Workload(rate=RATE, bursty=True)
-        view = View(node, None)
+    for name in (MODEL, SERVING):
+        await asyncio.to_thread(models.resolve, name)
+    place = Place(out, MODEL, SERVING, (5, 250))
+    async with _arena(place, console) as arena:
+        console.print(f"everything is up after {time.monotonic() - began:.0f} s")
+        traffic, view = Traffic(RATE), View(arena)
         with Live(view, console=console, refresh_per_second=4, transient=True):
-            await run_mode(node, MODES["serving_alone"], workload, 6.0, FIRST_SLO, seed=0)
             view.title = "1 of 3: serving alone"
-            alone = await run_mode(
-                node, MODES["serving_alone"], workload, WINDOW_S, FIRST_SLO, 7, view.watch
-            )
-            slo = view.slo = slo_from(alone)
-            node.promise(slo)
-            view.title = "2 of 3: rollout alone, the device for itself"
-            dedicated = await run_mode(
-                node, MODES["rollout_alone"], workload, DEDICATED_S, slo, 7, view.watch
-            )
-            await settle(node)
-            view.title = "3 of 3: the same serving load, rollouts borrow what is idle"
-            mode = MODES["rose"]
-            shared = await run_mode(node, mode, workload, WINDOW_S, slo, 7, view.watch)
-            taken_back = [await _take_back(node) for _ in range(3)]
-        facts = _facts(alone, dedicated, shared, slo, taken_back)
-        picture = out / "demo.png"
-        timeline.draw([alone, shared], slo, node.page.kv_total, "rose demo", picture)
-    kept = _verdict(facts, console)
-    report = out / "demo.json"
-    report.write_text(json.dumps(facts, indent=2) + "\n")
-    console.print(f"picture: {picture}\nnumbers: {report}")
+            await arena.serve(traffic, 4.0, 0)
+            slo = await arena.calibrate(traffic, ALONE_S, 7)
+            view.title = "2 of 3: the agent trains on its own device"
+            static = await arena.run(MODES["static"], TRAINING, traffic, 7, view.watch)
+            view.title = "3 of 3: the same again, and the serving device lends its idle time"
+            rose = await arena.run(MODES["rose"], TRAINING, traffic, 7, view.watch)
+            await arena.node.activate()
+            taken_back = await arena.node.revoke()
+    outcome = Outcome(slo, static, rose, taken_back)
+    kept = _verdict(outcome.facts, console)
+    (out / "demo.json").write_text(json.dumps(outcome.facts, indent=2) + "\n")
+    demo_report.draw(outcome.facts, {"static": static, "rose": rose}, slo, out / "demo.png")
+    report.write(rose.out)
+    console.print(f"report: {demo_report.write(outcome.facts, out)}")
+    console.print(f"took {time.monotonic() - began:.0f} s")
     return kept
 
 
-async def _take_back(node: Node) -> float:
-    await node.activate()
-    return await node.revoke()
-
-
-def _facts(
-    alone: Run, dedicated: Run, shared: Run, slo: Slo, taken_back: list[float]
-) -> dict[str, Any]:
-    def p99(run: Run, name: str) -> float:
-        found = percentiles([v for s in run.samples if (v := getattr(s, name)) is not None])
-        return found.p99 if found else float("inf")
-
-    speed = shared.rollout_tokens / shared.seconds
-    full = dedicated.rollout_tokens / dedicated.seconds
-    return {
-        "slo": asdict(slo),
-        "requests": {"alone": len(alone.samples), "shared": len(shared.samples)},
-        "ttft_p99_s": {"alone": p99(alone, "ttft_s"), "shared": p99(shared, "ttft_s")},
-        "tpot_p99_s": {"alone": p99(alone, "tpot_s"), "shared": p99(shared, "tpot_s")},
-        "slo_attainment": {
-            "alone": attainment(alone.samples, slo),
-            "shared": attainment(shared.samples, slo),
-        },
-        "rollout_tok_s": {"dedicated_device": full, "borrowed": speed},
-        "idle_alone": 1.0 - alone.serving_cpu,
-        "harvest_efficiency": speed / (full * (1.0 - alone.serving_cpu)),
-        "revoke_s": taken_back,
-    }
+@asynccontextmanager
+async def _arena(place: Place, console: Console) -> AsyncIterator[Arena]:
+    with console.status("starting") as status:
+        opening = open_arena(place, lambda line: status.update(line))
+        arena = await opening.__aenter__()
+    try:
+        yield arena
+    finally:
+        await opening.__aexit__(None, None, None)
 
 
 def _verdict(facts: dict[str, Any], console: Console) -> bool:
     shown = Table(title="verdict", title_justify="left")
-    for column in ("", "serving alone", "with rollouts", "SLO"):
+    for column in ("", "own device only", "with rose", "SLO"):
         shown.add_column(column, justify="left" if not column else "right")
-    for name, key, limit in (
-        ("TTFT p99, ms", "ttft_p99_s", "ttft_s"),
-        ("TPOT p99, ms", "tpot_p99_s", "tpot_s"),
-    ):
+
+    def row(name: str, key: str, form: str, scale: float = 1.0, limit: str = "") -> None:
         pair = facts[key]
-        shown.add_row(
-            name,
-            f"{pair['alone'] * 1e3:.0f}",
-            f"{pair['shared'] * 1e3:.0f}",
-            f"{facts['slo'][limit] * 1e3:.0f}",
-        )
-    met = facts["slo_attainment"]
-    shown.add_row("SLO met", f"{met['alone']:.1%}", f"{met['shared']:.1%}", "")
-    speed = facts["rollout_tok_s"]
-    shown.add_row("rollout tokens/s", "0", f"{speed['borrowed']:.1f}", "")
-    kept = bool(met["shared"] is not None and met["shared"] >= 0.99)
+        cells = ["-" if v is None else f"{v * scale:{form}}" for v in pair.values()]
+        shown.add_row(name, *cells, limit)
+
+    slo = facts["slo"]
+    row("RL episodes/s", "episodes_per_s", ".2f")
+    for when in ("before", "after"):
+        held = [facts["held_out"][name].get(when) for name in ("static", "rose")]
+        cells = ["-" if v is None else f"{v:.0%}" for v in held]
+        shown.add_row(f"held-out maps solved {when}", *cells, "")
+    row("serving TTFT p99, ms", "ttft_p99_s", ".0f", 1e3, f"{slo['ttft_s'] * 1e3:.0f}")
+    row("serving TPOT p99, ms", "tpot_p99_s", ".0f", 1e3, f"{slo['tpot_s'] * 1e3:.0f}")
+    row("serving requests", "requests", "d")
+    row("SLO met", "slo_attainment", ".1%")
+    row("weights sent a step, MB", "wire_bytes_a_step", ".2f", 1e-6)
+    row("host, cores", "host_cores", ".2f")
+    met = facts["slo_attainment"]["rose"]
+    kept = bool(met is not None and met >= KEPT)
     words = [
-        f"The device was {facts['idle_alone']:.0%} idle; rollouts turned that into "
-        f"{speed['borrowed']:.0f} tokens/s, {facts['harvest_efficiency']:.0%} of what that idle "
-        "time is worth on a dedicated device.",
-        f"Taking the device back took {max(facts['revoke_s']) * 1e3:.0f} ms.",
+        f"RL was {facts['throughput_vs_static']:.2f} times as fast with the serving device lent.",
+        f"Serving alone left {facts['device_idle_alone']:.0%} of its device idle; rollouts turned "
+        f"{facts['harvest']['of_idle']:.0%} of that into arithmetic.",
+        f"Taking the device back took {facts['taken_back_s'] * 1e3:.0f} ms.",
         "[green]Serving kept its promise.[/]" if kept else "[red]Serving missed its promise.[/]",
-        f"({facts['requests']['shared']} requests: a P99 here is rough; "
-        "`rose bench executor` measures properly.)",
+        f"({facts['requests']['rose']} requests: a P99 here is rough; `rose bench executor` and "
+        "`rose bench e2e` measure properly.)",
     ]
     console.print(Group(shown, *(Text.from_markup(word) for word in words)))
     return kept

@@ -38,6 +38,11 @@ GOALS: dict[str, tuple[str, float, float]] = {
     "makespan_vs_round_robin": ("<=", 0.8, 0.8),
     "makespan_vs_sticky": ("<=", 0.95, 0.95),
     "prefix_hit_points_behind_sticky": ("<=", 0.0, 5.0),
+    "throughput_vs_static": (">=", 1.6, 1.3),
+    "throughput_vs_static_dapo": (">=", 1.8, 1.4),
+    "throughput_vs_elastic": (">=", 1.2, 1.2),
+    "throughput_vs_elastic_dapo": (">=", 1.2, 1.2),
+    "allocation_overhead": ("<=", 0.01, 0.01),
     "lost_turns": ("<=", 0.0, 0.0),
     "duplicated_turns": ("<=", 0.0, 0.0),
     "token_exact": (">=", 1.0, 1.0),
@@ -148,6 +153,33 @@ def transfer_table(result: dict[str, Any], console: Console) -> None:
             f"{dense['pause_ms']:.0f}",
         )
     console.print(shown)
+
+
+def e2e_table(result: dict[str, Any], console: Console) -> None:
+    for algorithm, part in result["modes"].items():
+        slo = part["slo"]
+        title = f"{algorithm}: SLO TTFT {slo['ttft_s'] * 1e3:.0f} ms, "
+        title += f"TPOT {slo['tpot_s'] * 1e3:.0f} ms"
+        shown = _plain(title, "mode", "episodes/s (low-high)", "sample s", "learn s", "sync s",
+                       "reward", "requests", "SLO met", "TTFT p99 ms", "TPOT p99 ms", "lent",
+                       "asking", "host cores")  # fmt: skip
+        for mode, row in part["runs"].items():
+            speed = row["episodes_per_s"]
+            shown.add_row(
+                mode,
+                f"{speed['median']:.2f} ({speed['low']:.2f}-{speed['high']:.2f})",
+                *(f"{row[name]:.1f}" for name in ("sample_s", "learn_s")),
+                f"{row['sync_s']:.2f}",
+                f"{row['reward']:.2f}",
+                str(row["requests"]),
+                "-" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}",
+                *(f"{row[name]['p99'] * 1e3:.0f}" if row[name] else "-"
+                  for name in ("ttft_s", "tpot_s")),
+                f"{row['lent']:.0%}",
+                f"{row['allocation_overhead']:.1%}",
+                f"{row['host_cores']:.2f}",
+            )  # fmt: skip
+        console.print(shown)
 
 
 def _plain(title: str, *columns: str) -> Table:

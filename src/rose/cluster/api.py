@@ -95,10 +95,12 @@ def application(node: Node) -> Starlette:
 
 
 @asynccontextmanager
-async def running(config: NodeConfig) -> AsyncIterator[Node]:
+async def running(
+    config: NodeConfig, kind: Callable[[NodeConfig], Node] = Node
+) -> AsyncIterator[Node]:
     """A node with its engines and its API, all stopped on the way out whatever happens."""
     with bound(config.port, "port", config.host) as listener:
-        node = Node(config)
+        node = kind(config)
         await node.start()
         try:
             # Old connections of a node that was killed must not keep the port from the next one.

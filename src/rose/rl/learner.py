@@ -27,6 +27,7 @@ CLIP_DOWN = 0.2
 CLIP_UP = {"grpo": 0.2, "dapo": 0.28}
 SPREAD = 1e-4
 """Added to a group's spread, so that rewards that hardly differ are not blown up."""
+MAX_GRAD_NORM = 1.0
 MOST_TOKENS = 8192
 """Of a batch that is computed at once, padding included: bounds the trainer's memory."""
 
@@ -62,6 +63,18 @@ class _Batch:
     advantages: Tensor
 
 
+def freeze(model: Any, layers: int) -> None:
+    """All but the last layers, the last norm and the output."""
+    decoder = model.get_decoder()
+    if layers > len(decoder.layers):
+        raise ValueError(f"train.layers is {layers}, the model has {len(decoder.layers)}")
+    model.requires_grad_(False)
+    for part in (*decoder.layers[-layers:], decoder.norm):
+        part.requires_grad_(True)
+    if not model.config.tie_word_embeddings:
+        model.get_output_embeddings().requires_grad_(True)
+
+
 def advantages(rewards: Tensor) -> Tensor:
     """Of a group: against its mean, in its spread; 0 when all are alike."""
     return (rewards - rewards.mean()) / (rewards.std() + SPREAD)
@@ -89,16 +102,16 @@ class Learner:
         *,
         learning_rate: float,
         minibatches: int = 1,
-        temperature: float = 1.0,
-        max_grad_norm: float = 1.0,
+        layers: int = 0,
     ) -> None:
-        if temperature != 1.0:
-            raise ValueError("temperature must be 1: what is sampled is what is learned")
+        """`layers`: learn only the last so many, and what follows them; 0 is all."""
         self.model = model
-        self.optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0)
+        if layers:
+            freeze(model, layers)
+        chosen = [weight for weight in model.parameters() if weight.requires_grad]
+        self.optimiser = torch.optim.AdamW(chosen, lr=learning_rate, weight_decay=0.0)
         self._algorithm = algorithm
         self._minibatches = minibatches
-        self._max_grad_norm = max_grad_norm
 
     def learn(self, groups: list[Group]) -> Learned:
         """Groups whose episodes all got the same teach nothing: their gradient is exactly zero, and
@@ -135,7 +148,7 @@ class Learner:
             loss = -(gain * batch.weights[batch.mask]).sum()
             loss.backward()
             facts.add(loss, difference.detach(), ratio.detach() != cut.detach(), entropy, first)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
         facts.norms.append(float(norm))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)

@@ -113,6 +113,7 @@ class Trainer:
             config.train.algorithm,
             learning_rate=config.train.learning_rate,
             minibatches=config.train.minibatches,
+            layers=config.train.layers,
         )
         self.progress = checkpoint.load(config.out, model, self._learner.optimiser)
         self._keep_metrics()

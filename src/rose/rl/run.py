@@ -22,6 +22,8 @@ class Train(Strict):
     """Episodes of each, a group."""
     learning_rate: float = Field(1e-6, gt=0)
     minibatches: int = Field(1, ge=1)
+    layers: int = Field(0, ge=0)
+    """Learn only the last so many layers and what follows them; 0: all."""
     off_policy: bool = False
     """Sample the next step while learning from this one: one version behind."""
     most_sampled: float = Field(5.0, ge=1)

@@ -1,0 +1,71 @@
+"""A node whose rollout engine is not pre-deployed: what elasticity costs without rose.
+
+While the device is not borrowed there is no rollout engine. Whoever borrows it waits until one has
+started, has been warmed up and has its weights, as with spot or serverless devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rose.cluster.config import NodeConfig
+from rose.cluster.node import Node
+
+
+class ColdNode(Node):
+    """A plain node, until it gives the device back engine and all."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        super().__init__(config)
+        self._gone = False
+        """There is no engine."""
+        self._starting: asyncio.Task[None] | None = None
+
+    async def give_back(self) -> None:
+        """The next `activate` starts an engine."""
+        await self.revoke()
+        assert self.rollout is not None
+        if not self._gone:
+            self._gone = True
+            self._reviving.add("rollout")  # nobody else starts it
+            await self.rollout.stop(also=self.core("rollout"), gently=False)
+
+    async def warm_up(self) -> None:
+        """As other nodes again."""
+        if self._starting is not None:
+            await self._starting
+        if self._gone:
+            await self._start_engine()
+
+    async def activate(self) -> float:
+        if self._starting is None and not self._gone:
+            return await super().activate()
+        if self._starting is None:  # the scheduler hears that it is done when it is
+            self._starting = asyncio.create_task(self._start_and_activate())
+        return 0.0
+
+    async def revoke(self) -> float:
+        if self._starting is not None:
+            await self._starting
+        return 0.0 if self._gone else await super().revoke()
+
+    async def stop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await super().stop()
+
+    async def _start_and_activate(self) -> None:
+        await self._start_engine()
+        self._starting = None
+        await super().activate()
+
+    async def _start_engine(self) -> None:
+        assert self.rollout is not None
+        self._gone = False
+        starting, self._starting = self._starting, None  # it is warmed up by being activated
+        try:
+            await self._restart("rollout", self.rollout)
+        finally:
+            self._starting = starting
+            self._reviving.discard("rollout")
