@@ -1,10 +1,13 @@
-"""A whole cluster by one command: whatever is killed comes back, and at the end nothing is left."""
+"""A whole cluster by one command, and a job that trains on it: whatever is killed comes back, the
+job goes on, and at the end nothing is left."""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +18,15 @@ import pytest
 from safetensors.torch import load_file
 from tests.conftest import ours
 from tests.scheduler.conftest import call, until
+from transformers import AutoTokenizer
 
 from rose import models
 from rose.cluster import profiles
 from rose.executor.latency import Profile
+from rose.models.player import TEMPLATE
 from rose.net import free_ports
+from rose.rl import report
+from rose.rl.loop import METRICS
 from rose.transfer import Publisher
 from rose.transfer.store import open_store
 
@@ -29,8 +36,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.node]
 class Up:
     """`rose up` with a home of its own, by which its processes are known."""
 
-    def __init__(self, folder: Path, home: Path) -> None:
+    def __init__(self, folder: Path, home: Path, model: Path) -> None:
         self.home = home
+        self.model = model
         self.folder = folder / "cluster"
         self.page = Path(f"/dev/shm/rose-up-{uuid.uuid4().hex}")
         (port,) = free_ports(1)
@@ -49,7 +57,8 @@ device = "cpu:0"
 kv_gb = 0.05
 page = "{self.page}"
 [node.rollout]
-model = "tiny-b"
+model = "{model}"
+max_model_len = 512
 """
         )
         words = [sys.executable, "-m", "rose.cli", "up", str(file)]
@@ -76,6 +85,18 @@ model = "tiny-b"
         assert status == 200, answer
         return list(answer["choices"][0]["token_ids"])
 
+    @property
+    def weights(self) -> str:
+        return self._url("relay")
+
+    @property
+    def node(self) -> str:
+        return self._url("node-cpu0")
+
+    def _url(self, name: str) -> str:
+        found = re.findall(rf"{name} is up at (\S+)", self.log.read_text())
+        return str(found[-1])
+
     def versions(self) -> list[Any]:
         return [engine["version"] for engine in call(f"{self.url}/rose/v1/status")[1]["engines"]]
 
@@ -84,17 +105,105 @@ model = "tiny-b"
         return found
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Up]:
-    home = tmp_path / "home"
-    monkeypatch.setenv("ROSE_HOME", str(home))
-    profile = Profile("tiny-b", "cpu:0", 0.004, 3e-5, 1e-4, 0.0, margin=2.5, error=0.1)
-    profile.save(profiles.path_for("tiny-b", "auto", "cpu:0"))
-    made = Up(tmp_path, home)
-    yield made
-    for process in (made.process, *ours(home)):
-        process.kill()
-    made.process.wait()
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("up")
+    home = folder / "home"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROSE_HOME", str(home))
+        model = models.make_tiny(folder / "model", hidden=96, kv_heads=1, seed=1)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.chat_template = TEMPLATE  # one that ends turns
+        tokenizer.save_pretrained(model)
+        profile = Profile("tiny", "cpu:0", 0.004, 3e-5, 1e-4, 0.0, margin=2.5, error=0.1)
+        profile.save(profiles.path_for(str(model), "auto", "cpu:0"))
+        made = Up(folder, home, model)
+        yield made
+        for process in (made.process, *ours(home)):
+            process.kill()
+        made.process.wait()
+
+
+class Training:
+    """`rose train` against the cluster."""
+
+    STEPS, TASKS, SAMPLES = 9, 2, 4
+
+    def __init__(self, cluster: Up, folder: Path) -> None:
+        self.out = folder / "out"
+        self._log = folder / "train.log"
+        self._file = folder / "run.toml"
+        self._file.write_text(
+            f"""
+name = "survives"
+model = "{cluster.model}"
+out = "{self.out}"
+scheduler = "{cluster.url}"
+store = "file://{cluster.folder}/store"
+weights = "{cluster.weights}"
+wire = "float32"
+[train]
+steps = {self.STEPS}
+tasks = {self.TASKS}
+samples = {self.SAMPLES}
+learning_rate = 1e-3
+threads = 1
+[episodes]
+environment = "gym:tests.rl.letters:rose/Letters-v0"
+turns = 4
+turn_tokens = 48
+context = 256
+"""
+        )
+        self.start()
+
+    def start(self) -> None:
+        words = [sys.executable, "-m", "rose.cli", "train", str(self._file)]
+        root = Path(__file__).parents[2]
+        with self._log.open("ab") as sink:
+            self.process = subprocess.Popen(words, stdout=sink, stderr=sink, cwd=root)
+
+    def steps(self) -> list[dict[str, Any]]:
+        return report.read(self.out / METRICS)
+
+    def after(self, steps: int) -> None:
+        """Wait until so many are done."""
+
+        def done() -> bool:
+            assert self.process.poll() in (None, 0, -signal.SIGKILL), self._log.read_text()
+            return len(self.steps()) >= steps
+
+        until(done)
+
+
+def test_a_job_survives_whatever_is_killed(cluster: Up, tmp_path: Path) -> None:
+    until(lambda: cluster.said("your framework's vLLM server is "))
+    training = Training(cluster, tmp_path)
+    training.after(1)
+    training.process.kill()
+    training.process.wait()
+    training.start()
+    training.after(2)
+    cluster.kill("scheduler", "scheduler")
+    training.after(4)
+    cluster.kill("relay", "relay")
+    training.after(5)
+    cluster.kill("node-cpu0", "node")
+    training.after(6)
+    psutil.Process(cluster.engine()).kill()
+    training.after(7)
+    assert call(f"{cluster.node}/revoke", b"")[0] == 200  # serving takes its device back
+    time.sleep(1.0)
+    assert call(f"{cluster.node}/activate", b"")[0] == 200
+    assert training.process.wait(120) == 0
+    steps = training.steps()
+    assert [row["step"] for row in steps] == list(range(1, Training.STEPS + 1))
+    assert {row["episodes"] for row in steps} == {Training.TASKS * Training.SAMPLES}
+    first = steps[0]["version"]
+    assert [row["version"] for row in steps] == list(range(first, first + Training.STEPS))
+    assert {row["staleness"] for row in steps} == {0}
+    assert max(row["learned"]["logp_difference_mean"] for row in steps) < 1e-4
+    assert (training.out / "training.png").exists()
 
 
 def test_what_is_killed_comes_back_and_nothing_is_left(cluster: Up) -> None:
@@ -104,19 +213,20 @@ def test_what_is_killed_comes_back_and_nothing_is_left(cluster: Up) -> None:
     cluster.kill("scheduler", "scheduler")
     assert cluster.tokens() == first
 
-    weights = load_file(next(models.resolve("tiny-b").glob("*.safetensors")))
+    weights = load_file(next(cluster.model.glob("*.safetensors")))
     store = open_store(f"file://{cluster.folder / 'store'}", "default")
     publisher = Publisher(store, wire="float32")
-    publisher.publish(weights)
-    until(lambda: cluster.versions() == ["0"])
+    version = publisher.publish(weights).step.version
+    until(lambda: cluster.versions() == [str(version)])
+    second = cluster.tokens()
     cluster.kill("relay", "relay")
     publisher.publish(weights)
     publisher.settle()
-    until(lambda: cluster.versions() == ["1"])
-    assert cluster.tokens() == first
+    until(lambda: cluster.versions() == [str(version + 1)])
+    assert cluster.tokens() == second
 
     cluster.kill("node-cpu0", "node")
-    assert cluster.tokens() == first
+    assert cluster.tokens() == second
     assert cluster.engine() == engine, "the node did not find its engine again"
 
     cluster.process.send_signal(signal.SIGINT)

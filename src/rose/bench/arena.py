@@ -1,8 +1,9 @@
 """One RL job beside one served device, on this machine: the same work under several ways to share.
 
-    core 1    a dedicated rollout device; the trainer learns there while nothing is sampled
+    core 1    a dedicated rollout device
     core 0    a serving device under an open-loop load, with a rollout engine that may be lent
-    either    scheduler, relay, store, agents, load generator, HTTP servers: the host
+    either    scheduler, relay, store, agents, load generator, HTTP servers: the host; and the
+              trainer, who learns while nothing is sampled and serving leaves the cores idle
 
 A *mode* says whether and how the serving device is lent. Cluster and engines stay up from mode to
 mode; the trainer is a process of its own and new in each.
@@ -43,6 +44,8 @@ LOOSE = Slo(20.0, 5.0)
 LOOK_S = 0.25
 LONGEST_S = 3600.0
 """Of a run: as much load is prepared."""
+CHUNKS = {"args": ["--stream-interval", "4"]}
+"""Of rollout engines: tokens come a few at a time, as the host's cores are the devices' here."""
 TICKS = os.sysconf("SC_CLK_TCK")
 Say = Callable[[str], None]
 
@@ -370,7 +373,7 @@ async def open_arena(place: Place, say: Say) -> AsyncIterator[Arena]:
     dedicated = {
         "device": "cpu:1",
         "kv_gb": place.kv_gb,
-        "rollout": _engine(place, place.model),
+        "rollout": _engine(place, place.model) | CHUNKS,
     }
     whole = {
         "folder": str(place.out / "cluster"),
@@ -389,7 +392,7 @@ async def open_arena(place: Place, say: Say) -> AsyncIterator[Arena]:
             "scheduler": cluster.scheduler_url,
             "serving": _engine(place, place.serving)
             | {"ttft_ms": LOOSE.ttft_s * 1e3, "tpot_ms": LOOSE.tpot_s * 1e3},
-            "rollout": _engine(place, place.model),
+            "rollout": _engine(place, place.model) | CHUNKS,
         }
         say("starting the serving device")
         async with api.running(parse(serving, "rose"), ColdNode) as node:
@@ -403,5 +406,4 @@ def _engine(place: Place, model: str) -> dict[str, Any]:
         "model": model,
         "max_model_len": place.context,
         "max_seqs": place.max_seqs,
-        "block_size": 32,
     }

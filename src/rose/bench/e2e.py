@@ -70,8 +70,9 @@ def training(settings: Settings, algorithm: str) -> dict[str, Any]:
             "samples": 8,
             "learning_rate": 3e-5,
             "checkpoint_every": 1000,
-            "threads": 1,
-            "cores": [1],
+            "threads": 2,
+            "cores": [0, 1],
+            "idle": True,
             "layers": 2,
         },
         "episodes": {

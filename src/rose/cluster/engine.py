@@ -65,6 +65,8 @@ def command(config: NodeConfig, role: str, port: int, options: Mapping[str, Any]
             *("--no-async-scheduling", "--max-num-batched-tokens", "512", "--enable-scale-out"),
             *("--weight-transfer-config", json.dumps({"backend": "rose"})),
             *("--worker-extension-cls", "rose.transfer.vllm.worker.Weights"),
+            # Of what was sampled from: at other temperatures than 1, trainers need these.
+            *("--logprobs-mode", "processed_logprobs"),
         ]
     return [*words, *engine.args]
 

@@ -1,4 +1,4 @@
-"""The trainer's side of the front door: turns, and new weights.
+"""The agents' side of the front door: turns. (New weights: `weight_sync`.)
 
 A turn has an id that its trainer would choose again after a restart, so whatever breaks, asking
 again with it brings the same turn: the one that ran, or its result (`scheduler/ledger.py`).
@@ -61,10 +61,8 @@ _decode = msgspec.json.Decoder(_Answer).decode
 class Door:
     """`async with Door(url) as door`. `patience_s`: for a scheduler that is away, each time."""
 
-    def __init__(
-        self, url: str, job: str | None = None, *, secret: str = "", patience_s: float = 300.0
-    ) -> None:
-        self.url = url.rstrip("/") + (f"/jobs/{job}" if job else "")
+    def __init__(self, url: str, *, secret: str = "", patience_s: float = 300.0) -> None:
+        self.url = url.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if secret:
             self._headers["Authorization"] = f"Bearer {secret}"
@@ -109,23 +107,6 @@ class Door:
             raise DoorError(f"turn {id_}: {len(choice.token_ids)} tokens, {len(found)} log-probs")
         versions = tuple(int(s.version) for s in choice.weight_versions if s.version.isdigit())
         return Said(choice.token_ids, found, choice.finish_reason, versions)
-
-    async def follow(self, store: str, job: str, folder: str) -> None:
-        """Tell all engines, and those to come, where the policy's versions are."""
-        info = {"store": store, "job": job, "folder": folder}
-        await self._post("init_weight_transfer_engine", {"init_info": info})
-
-    async def update(self, version: int) -> None:
-        """Bring all engines to a version that has been published."""
-        await self._post("start_weight_update", {})
-        await self._post("update_weights", {"update_info": {"version": version}})
-        await self._post("finish_weight_update", {"weight_version": str(version)})
-
-    async def status(self) -> dict[str, Any]:
-        async with self._session.get(f"{self.url}/rose/v1/status", headers=self._headers) as answer:
-            answer.raise_for_status()
-            found: dict[str, Any] = await answer.json()
-            return found
 
     async def _post(
         self, route: str, body: dict[str, Any], headers: dict[str, str] | None = None

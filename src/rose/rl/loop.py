@@ -18,6 +18,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,11 +36,11 @@ from rose.rl.learner import Learned, Learner
 from rose.rl.run import RunConfig
 from rose.rl.types import Ending, Group
 from rose.rl.watch import watching
-from rose.transfer.publisher import Publisher, Report
-from rose.transfer.store import open_store
+from rose.rl.weight_sync import WeightSync
+from rose.transfer.publisher import Report
 
 METRICS = "metrics.jsonl"
-HELD_OUT = 1 << 40
+HELD_OUT = 1 << 64
 """Tasks from here on are never trained on."""
 Say = Callable[[str], None]
 
@@ -96,6 +97,8 @@ class Trainer:
     def __init__(self, config: RunConfig, say: Say) -> None:
         self.config = config
         self._say = say
+        self._learning = ThreadPoolExecutor(1, "rose-learn")
+        """Its priority and its cores are its own."""
 
     async def play(self, on_step: OnStep = lambda _: None) -> None:
         """The whole run, or what is left of it."""
@@ -120,28 +123,33 @@ class Trainer:
         dialogue = Dialogue(AutoTokenizer.from_pretrained(folder))
         episodes = config.episodes
         limits = Limits(episodes.turns, episodes.context, episodes.in_flight)
-        async with Door(config.scheduler, config.job) as door:
-            self._door = door
-
+        door = f"{config.scheduler.rstrip('/')}/jobs/{config.job}"
+        copy = Path(tempfile.gettempdir(), "rose-weights", f"{config.job}-{config.name}")
+        self._weights = WeightSync(
+            config.store,
+            config.job,
+            folder=str(copy),
+            engines_from=config.weights,
+            wire=config.wire,
+        )
+        async with Door(door) as policy:
             self._agents = Agents(
-                door,
+                policy,
                 dialogue,
                 lambda: environments.make(episodes.environment, **episodes.options),
                 Sampling(max_tokens=episodes.turn_tokens),
                 limits,
                 self.progress,
             )
-            self._store = open_store(config.store, config.job)
-            self._publisher = await asyncio.to_thread(Publisher, self._store, wire=config.wire)
             try:
-                await self._begin()
+                await asyncio.to_thread(self._begin, door)
                 yield
             finally:
-                await asyncio.to_thread(self._publisher.settle)
-                self._store.close()
+                await asyncio.to_thread(self._weights.close)
 
     async def _run(self, on_step: OnStep) -> None:
         config, progress = self.config, self.progress
+        loop = asyncio.get_running_loop()
         if progress.step == 0:
             await self.evaluate("before")
         ahead: asyncio.Task[Sampled] | None = None
@@ -151,12 +159,12 @@ class Trainer:
             ahead = None
             if config.train.off_policy and progress.step + 1 < config.train.steps:
                 ahead = asyncio.create_task(self._sample(progress.step + 1))
-            learned = await asyncio.to_thread(self._learn, sampled.used)
+            learned = await loop.run_in_executor(self._learning, self._learn, sampled.used)
             ended = time.monotonic()
             progress.step += 1
             await asyncio.to_thread(self._checkpoint)
             synced = time.monotonic()
-            report = await self._bring()
+            report = await asyncio.to_thread(self._send)
             facts = self._told(sampled, learned, began, ended, time.monotonic() - synced, report)
             with (config.out / METRICS).open("a") as file:
                 file.write(json.dumps(asdict(facts)) + "\n")
@@ -208,6 +216,8 @@ class Trainer:
         train = self.config.train
         if train.cores:
             os.sched_setaffinity(0, train.cores)  # of this thread, and of those it starts
+        if train.idle:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         torch.set_num_threads(train.threads or len(os.sched_getaffinity(0)))
         return self._learner.learn(groups)
 
@@ -220,27 +230,24 @@ class Trainer:
 
     # ---- weights
 
-    async def _begin(self) -> None:
+    def _begin(self, door: str) -> None:
         """Bring the engines to where the run is, whatever they have."""
-        config, progress, newest = self.config, self.progress, self._publisher.version
+        progress, weights = self.progress, self._weights
+        weights.open(door)
+        newest = weights.newest
         if progress.first_version is None or (newest is not None and newest > progress.version):
             if progress.first_version is not None:  # published after the last checkpoint
                 progress.run = Progress().run
             progress.first_version = (0 if newest is None else newest + 1) - progress.step
-        if newest != progress.version:
-            await asyncio.to_thread(self._publisher.publish, self._learner.model, progress.version)
-        copy = Path(tempfile.gettempdir(), "rose-weights", f"{config.job}-{config.name}")
-        await self._door.follow(config.weights, config.job, str(copy))
-        await self._door.update(progress.version)
+        if newest == progress.version:
+            weights.lead(progress.version)
+        else:
+            self._send()
         if progress.step:
             self._say(f"going on after step {progress.step}, version {progress.version}")
 
-    async def _bring(self) -> Report:
-        report = await asyncio.to_thread(
-            self._publisher.publish, self._learner.model, self.progress.version
-        )
-        await self._door.update(self.progress.version)
-        return report
+    def _send(self) -> Report:
+        return self._weights.send(self._learner.model.named_parameters(), self.progress.version)
 
     # ---- telling
 

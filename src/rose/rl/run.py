@@ -33,6 +33,9 @@ class Train(Strict):
     """Of the optimiser's arithmetic; 0: as many as cores that the process may use."""
     cores: tuple[int, ...] = ()
     """That the trainer keeps to while it learns; all if empty."""
+    idle: bool = False
+    """Learn only while nobody else wants those cores (`SCHED_IDLE`): for a trainer that shares
+    them with serving."""
 
 
 class Episodes(Strict):

@@ -47,7 +47,8 @@ async def watching(scheduler: str, out: Path) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def _watch(scheduler: str, path: Path) -> None:
@@ -86,12 +87,16 @@ async def look(session: aiohttp.ClientSession, scheduler: str) -> Look:
 
 
 def _slack(pages: list[dict[str, Any]]) -> float | None:
-    found = []
-    for page in pages:
-        facts = page["serving"]
-        if facts["running"] + facts["waiting"]:
-            found.append(facts["decode_deadline"] - facts["written"] - facts["next_step_s"])
-            found.append(facts["prefill_deadline"] - facts["written"] - facts["clear_s"])
+    """A deadline that is never is null on the page."""
+    found = [
+        page["serving"][deadline] - page["serving"]["written"] - page["serving"][needed]
+        for page in pages
+        for deadline, needed in (
+            ("decode_deadline", "next_step_s"),
+            ("prefill_deadline", "clear_s"),
+        )
+        if page["serving"][deadline] is not None
+    ]
     return min(found, default=None)
 
 

@@ -78,16 +78,27 @@ class WeightSync:
             self._store = open_store(self._address, self._job)
             self._publisher = Publisher(self._store, wire=self._wire)
 
-    def send(self, named: Iterable[tuple[str, torch.Tensor]]) -> Report:
+    @property
+    def newest(self) -> int | None:
+        """Version in the store."""
+        return self._publisher.version if self._publisher is not None else None
+
+    def send(
+        self, named: Iterable[tuple[str, torch.Tensor]], version: int | None = None
+    ) -> Report:
         """All weights become a new version, and the engines' own. Raises with what the door said
         if they do not get there; the version is published all the same."""
         if self._publisher is None:
             raise TransferError("weights cannot be sent: not opened, or closed")
         # Trainers gather or merge weights in place: each is what it is until the next is asked for.
         kept = ((name, value.detach().clone()) for name, value in named)
-        self.last = report = self._publisher.publish(kept)
-        self._patiently(partial(self._lead, report.step.version), TransferError)
+        self.last = report = self._publisher.publish(kept, version)
+        self.lead(report.step.version)
         return report
+
+    def lead(self, version: int) -> None:
+        """All engines to a version that was published before."""
+        self._patiently(partial(self._lead, version), TransferError)
 
     def close(self) -> None:
         """Engines keep what they have."""

@@ -271,12 +271,11 @@ class Scheduler:
                 for id_, n in held.items()
                 if id_ in self.engines and self.engines[id_].version == version
             }
-        before, turns = self._before.get(ask.trajectory, (None, 0))
+        before, _ = self._before.get(ask.trajectory, (None, 0))
         if before is None and cached:
             before = max(cached, key=lambda id_: (cached[id_], id_))
         expected = max(1, round(min(turn.left, self.expect(turn))))
-        further = 0 if ask.last else turns
-        asked = Placing(len(tokens), expected, cached, before, further, self._placed)
+        asked = Placing(len(tokens), expected, cached, before, self.further(ask), self._placed)
         chosen = placement.place(self.rules.placement, asked, [e.facts(now) for e in usable])
         if chosen is None:
             return None
@@ -329,6 +328,10 @@ class Scheduler:
         ask = turn.ask
         expected = self.jobs[ask.job].lengths.expect(f"t:{ask.trajectory}", f"g:{ask.group}", "all")
         return min(max(expected - len(turn.tokens), 16.0), float(turn.left))
+
+    def further(self, ask: Ask) -> int:
+        """Turns that will likely follow this one: as many as there were."""
+        return 0 if ask.last else self._before.get(ask.trajectory, (None, 0))[1]
 
     def _end(self, turn: Turn, state: State, now: float) -> None:
         job = self.jobs[turn.ask.job]

@@ -14,6 +14,9 @@ from rose.scheduler.lease import Lease, Order, Phase, Word
 from rose.scheduler.provisioner import Demand, Device
 from rose.scheduler.turn import State
 
+MOST_TURNS = 8
+"""That are expected to follow: by then much may have changed."""
+
 
 @dataclass
 class Node:
@@ -69,7 +72,10 @@ class Nodes:
         stuck = {e.id for e in self._core.engines.values() if e.stalls(now, stall_s)}
         jobs = {turn.ask.job for turn in left}
         demand = Demand(
-            tokens=sum(map(self._core.expect, left)),
+            tokens=sum(
+                self._core.expect(turn) * (1 + min(self._core.further(turn.ask), MOST_TURNS))
+                for turn in left
+            ),
             waiting=sum(turn.state == State.QUEUED or turn.engine in stuck for turn in left),
             most=min(self._most, sum(self._core.jobs[job].max_borrowed for job in jobs)),
             changed=self._changed,

@@ -1,6 +1,7 @@
 """How many devices to borrow? A pure function of the work at hand and what devices make of it.
 
-One more is borrowed when what waits would keep those at hand busy for longer than `BORROW_S`; one
+One more is borrowed when what there is to do would keep those at hand busy for longer than
+`BORROW_S`: the turns at hand, and those that will likely follow in the same trajectories. One
 is given back when for a while nothing waits and the others would be done with all that runs within
 `RETURN_S`. Between the two nothing changes, and after a change there is a pause, so the number does
 not flap.
@@ -36,7 +37,7 @@ class Device:
 @dataclass(frozen=True)
 class Demand:
     tokens: float
-    """Still to be made, of turns waiting and running."""
+    """Still to be made, of turns waiting and running and of those that will follow."""
     waiting: int
     most: int
     """Devices that may be borrowed."""
@@ -66,9 +67,8 @@ def borrow(
     if now - demand.changed < PAUSE_S:
         return ids
     makes = sum(d.tokens_per_s for d in devices if d.held)
-    if demand.waiting and free and len(held) < demand.most:
-        if demand.tokens > BORROW_S * makes:
-            return ids | {max(free, key=lambda d: (d.tokens_per_s, d.id)).id}
-    elif demand.low_since is not None and now - demand.low_since >= keep_s and held:
+    if free and len(held) < demand.most and demand.tokens > BORROW_S * makes:
+        return ids | {max(free, key=lambda d: (d.tokens_per_s, d.id)).id}
+    if demand.low_since is not None and now - demand.low_since >= keep_s and held:
         return ids - {min(held, key=lambda d: (d.tokens_per_s, d.id)).id}
     return ids

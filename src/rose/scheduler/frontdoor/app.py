@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 import msgspec
@@ -19,7 +18,7 @@ from starlette.routing import Mount, Route
 from rose.scheduler.frontdoor import control, splitting, texts
 from rose.scheduler.frontdoor.errors import END, Wrong, answer, event, json, read
 from rose.scheduler.frontdoor.events import Events
-from rose.scheduler.frontdoor.exchange import Exchange, Left, exchange
+from rose.scheduler.frontdoor.exchange import Exchange, Left, exchange, first_of
 from rose.scheduler.lease import Word
 from rose.scheduler.service import Service
 from rose.scheduler.status import Exported, describe
@@ -186,8 +185,7 @@ class Door:
             self._service.kick()
             if order is not None or now >= until or self._service.stopping.is_set():
                 return json({"order": order, "lease": node.lease.phase})
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._service.reshuffled.wait(), until - now)
+            await first_of([self._service.reshuffled, self._service.stopping], until - now)
 
     def _job(self, request: Request) -> str:
         name = str(request.path_params.get("job", self._default_job))

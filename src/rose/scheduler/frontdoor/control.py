@@ -76,7 +76,7 @@ class Control:
                 leader.paused.add(job)
             answers = await self._service.everybody(job, "POST", f"/{name}{query}", body)
         if not any(status < 400 for _, status, _ in answers):
-            if name == "start_weight_update":
+            if name in ("start_weight_update", "update_weights"):  # nobody is in an update now
                 leader.release(job)
             if source is not None:
                 leader.follow(job, before)

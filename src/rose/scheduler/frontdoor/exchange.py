@@ -91,7 +91,7 @@ class Exchange:
                 if turn.over:
                     open_.discard(i)
                 yield i, turn, before, turn.over
-            await _first([*news, self.service.stopping])
+            await first_of([*news, self.service.stopping])
             if self.service.stopping.is_set():
                 raise Stopping
 
@@ -139,10 +139,11 @@ def _check(turn: Turn) -> None:
         raise Wrong(turn.status, turn.error)
 
 
-async def _first(events: list[asyncio.Event]) -> None:
+async def first_of(events: list[asyncio.Event], seconds: float | None = None) -> None:
+    """Until one of them is set, or so long."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in waiting:
             task.cancel()
