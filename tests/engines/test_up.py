@@ -100,8 +100,11 @@ max_model_len = 512
     def versions(self) -> list[Any]:
         return [engine["version"] for engine in call(f"{self.url}/rose/v1/status")[1]["engines"]]
 
+    def engines(self) -> list[int]:
+        return [p.pid for p in ours(self.home) if "vllm.entrypoints" in " ".join(p.cmdline())]
+
     def engine(self) -> int:
-        (found,) = [p.pid for p in ours(self.home) if "vllm.entrypoints" in " ".join(p.cmdline())]
+        (found,) = self.engines()
         return found
 
 
@@ -127,7 +130,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 class Training:
     """`rose train` against the cluster."""
 
-    STEPS, TASKS, SAMPLES = 9, 2, 4
+    STEPS, TASKS, SAMPLES = 24, 2, 4
 
     def __init__(self, cluster: Up, folder: Path) -> None:
         self.out = folder / "out"
@@ -166,12 +169,14 @@ context = 256
     def steps(self) -> list[dict[str, Any]]:
         return report.read(self.out / METRICS)
 
-    def after(self, steps: int) -> None:
-        """Wait until so many are done."""
+    def go_on(self, steps: int = 1) -> None:
+        """Wait until so many more are done; it is not over then."""
+        wanted = len(self.steps()) + steps
+        assert wanted < self.STEPS
 
         def done() -> bool:
-            assert self.process.poll() in (None, 0, -signal.SIGKILL), self._log.read_text()
-            return len(self.steps()) >= steps
+            assert self.process.poll() is None, self._log.read_text()
+            return len(self.steps()) >= wanted
 
         until(done)
 
@@ -179,22 +184,25 @@ context = 256
 def test_a_job_survives_whatever_is_killed(cluster: Up, tmp_path: Path) -> None:
     until(lambda: cluster.said("your framework's vLLM server is "))
     training = Training(cluster, tmp_path)
-    training.after(1)
+    training.go_on()
     training.process.kill()
     training.process.wait()
     training.start()
-    training.after(2)
+    training.go_on()
     cluster.kill("scheduler", "scheduler")
-    training.after(4)
+    training.go_on()
     cluster.kill("relay", "relay")
-    training.after(5)
+    training.go_on()
     cluster.kill("node-cpu0", "node")
-    training.after(6)
-    psutil.Process(cluster.engine()).kill()
-    training.after(7)
+    training.go_on()
+    engine = cluster.engine()
+    psutil.Process(engine).kill()
+    until(lambda: cluster.engines() not in ([engine], []))
+    training.go_on()
     assert call(f"{cluster.node}/revoke", b"")[0] == 200  # serving takes its device back
     time.sleep(1.0)
     assert call(f"{cluster.node}/activate", b"")[0] == 200
+    training.go_on()
     assert training.process.wait(120) == 0
     steps = training.steps()
     assert [row["step"] for row in steps] == list(range(1, Training.STEPS + 1))

@@ -16,7 +16,7 @@ CHATML = (
 def test_the_parts_are_what_the_template_makes_of_the_whole(tokenizer: Any) -> None:
     tokenizer.chat_template = CHATML
     dialogue = Dialogue(tokenizer)
-    said = tokenizer.encode("move", add_special_tokens=False) + [dialogue.end]
+    said = [*tokenizer.encode("move", add_special_tokens=False), dialogue.end]
     built = dialogue.opening("hello") + said + list(dialogue.reply("next")) + said
     whole = [
         {"role": "user", "content": "hello"},

@@ -112,7 +112,8 @@ def test_what_is_taken_back_is_not_held() -> None:
 
 
 def test_an_empty_job_holds_nothing() -> None:
-    assert borrow(Demand(tokens=0, waiting=0, most=9), [device("a", held=True)], 0.0) == set()
+    nothing = Demand(tokens=0, waiting=0, most=9, low_since=-KEEP_S)
+    assert borrow(nothing, [device("a", held=True)], 0.0) == set()
 
 
 # ---- over HTTP

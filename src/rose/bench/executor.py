@@ -259,6 +259,7 @@ def _summary(runs: dict[str, list[Run]], slo: Slo, workload: Workload) -> dict[s
             "ttft_p99_vs_alone": _against(_ttft(calm), _ttft(alone)),
             "tpot_p99_vs_alone": _against(_tpot(calm), _tpot(alone)),
             "slo_attainment": attainment(samples, slo),
+            "slo_attainment_undisturbed": attainment(calm, slo),
             "rollout_tok_s": asdict(median_and_spread(speeds)),
             "harvest_efficiency": _mean(speeds) / (dedicated * idle),
             "serving_cpu": _mean([r.serving_cpu for r in repeats]),

@@ -124,7 +124,8 @@ class Trainer:
         episodes = config.episodes
         limits = Limits(episodes.turns, episodes.context, episodes.in_flight)
         door = f"{config.scheduler.rstrip('/')}/jobs/{config.job}"
-        copy = Path(tempfile.gettempdir(), "rose-weights", f"{config.job}-{config.name}")
+        # A copy of another run, whose versions have the same numbers, would not do.
+        copy = Path(tempfile.gettempdir(), "rose-weights", f"{config.name}-{self.progress.run}")
         self._weights = WeightSync(
             config.store,
             config.job,

@@ -83,9 +83,7 @@ class WeightSync:
         """Version in the store."""
         return self._publisher.version if self._publisher is not None else None
 
-    def send(
-        self, named: Iterable[tuple[str, torch.Tensor]], version: int | None = None
-    ) -> Report:
+    def send(self, named: Iterable[tuple[str, torch.Tensor]], version: int | None = None) -> Report:
         """All weights become a new version, and the engines' own. Raises with what the door said
         if they do not get there; the version is published all the same."""
         if self._publisher is None:

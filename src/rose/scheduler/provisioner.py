@@ -43,7 +43,7 @@ class Demand:
     """Devices that may be borrowed."""
     changed: float = -1e9
     """When the number last changed."""
-    low_since: float | None = -1e9
+    low_since: float | None = None
     """Since when `is_low`; None: it is not."""
 
 
