@@ -199,7 +199,7 @@ def _verdict(facts: dict[str, Any], console: Console) -> bool:
         shown.add_row(f"held-out maps solved {when}", *cells, "")
     row("serving TTFT p99, ms", "ttft_p99_s", ".0f", 1e3, f"{slo['ttft_s'] * 1e3:.0f}")
     row("serving TPOT p99, ms", "tpot_p99_s", ".0f", 1e3, f"{slo['tpot_s'] * 1e3:.0f}")
-    row("serving requests", "requests", "d")
+    row("serving requests", "requests", ".0f")
     row("SLO met", "slo_attainment", ".1%")
     row("weights sent a step, MB", "wire_bytes_a_step", ".2f", 1e-6)
     row("host, cores", "host_cores", ".2f")

@@ -160,23 +160,20 @@ def e2e_table(result: dict[str, Any], console: Console) -> None:
         slo = part["slo"]
         title = f"{algorithm}: SLO TTFT {slo['ttft_s'] * 1e3:.0f} ms, "
         title += f"TPOT {slo['tpot_s'] * 1e3:.0f} ms"
-        shown = _plain(title, "mode", "episodes/s (low-high)", "sample s", "learn s", "sync s",
-                       "reward", "requests", "SLO met", "TTFT p99 ms", "TPOT p99 ms", "lent",
-                       "asking", "host cores")  # fmt: skip
+        shown = _plain(title, "mode", "episodes/s", "sample", "learn", "sync s", "reward",
+                       "SLO met", "of", "TTFT", "TPOT", "lent", "host")  # fmt: skip
         for mode, row in part["runs"].items():
-            speed = row["episodes_per_s"]
+            met = row["slo_attainment"]
             shown.add_row(
                 mode,
-                f"{speed['median']:.2f} ({speed['low']:.2f}-{speed['high']:.2f})",
-                *(f"{row[name]:.1f}" for name in ("sample_s", "learn_s")),
-                f"{row['sync_s']:.2f}",
+                f"{row['episodes_per_s']['median']:.2f}",
+                *(f"{row[name]:.1f}" for name in ("sample_s", "learn_s", "sync_s")),
                 f"{row['reward']:.2f}",
+                "-" if met is None else f"{met:.1%}",
                 str(row["requests"]),
-                "-" if row["slo_attainment"] is None else f"{row['slo_attainment']:.2%}",
                 *(f"{row[name]['p99'] * 1e3:.0f}" if row[name] else "-"
                   for name in ("ttft_s", "tpot_s")),
                 f"{row['lent']:.0%}",
-                f"{row['allocation_overhead']:.1%}",
                 f"{row['host_cores']:.2f}",
             )  # fmt: skip
         console.print(shown)
