@@ -90,7 +90,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("node.0.device", "tpu:0", "node.0.device: .*tpu:0.* unknown"),
         ("node.0.device", "cpu:999", "node.0.device: .*cpu:999.* may use cores"),
         ("node.1.device", "cuda:0", "node.1.device: cuda:0 is node.0.device already"),
-        ("node.1.rollout.model", "tiny-a", "node.1.rollout.model: 'tiny' beside 'tiny-b'"),
+        ("node.1.rollout.model", "tiny-a", "node.1.rollout.model: 'tiny-a' beside 'tiny-b'"),
         ("node.0.rollout.model", "/no/such", "node.0.rollout.model: /no/such is not a model"),
         ("node.1.devices", [], "node.1.devices: "),
         ("node.1.devices", ["cuda:2", "tpu:0"], "node.1.devices: .*tpu:0"),
