@@ -170,11 +170,14 @@ class Arena:
 
     async def calibrate(self, traffic: Traffic, seconds: float, seed: int) -> Slo:
         """Promise `SLO_FACTOR` x the P99 of serving alone from now on."""
-        samples = await self.serve(traffic, seconds, seed)
+        return self.promise(await self.serve(traffic, seconds, seed))
+
+    def promise(self, samples: list[Sample]) -> Slo:
+        """`SLO_FACTOR` x the P99 of what was measured, from now on."""
         ttft = percentiles(s.ttft_s for s in samples)
         tpot = percentiles(s.tpot_s for s in samples)
         if ttft is None or tpot is None:
-            raise ConfigError("serving alone answered no request; see its log")
+            raise ConfigError("the serving engine answered no request; see its log")
         self.slo = Slo(SLO_FACTOR * ttft.p99, SLO_FACTOR * tpot.p99)
         self.node.promise(self.slo)
         return self.slo
