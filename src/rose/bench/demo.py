@@ -1,8 +1,8 @@
 """`rose demo`: an agent is trained twice beside a serving engine, on its own device and with rose.
 
 FrozenLake is trained on a dedicated device only, and what serving's users see meanwhile sets the
-promises: nothing of their device is lent yet. Then the same again, beside the same bursty load, with
-the serving device lent. A live view, a verdict, a report with pictures. Every number shown is
+promises: nothing of their device is lent yet. Then the same again, beside the same bursty load,
+with the serving device lent. A live view, a verdict, a report with pictures. Every number shown is
 measured in this run.
 """
 
@@ -40,7 +40,7 @@ HOST_BOUND = 0.4
 """Cores of host work from which on two cores have little left to lend."""
 TRAINING: dict[str, Any] = {
     "train": {
-        "steps": 6,
+        "steps": 8,
         "tasks": 12,
         "samples": 8,
         "learning_rate": 7e-4,
