@@ -68,7 +68,7 @@ def page_dump(
 
 @models_app.command("make")
 def models_make(
-    name: Annotated[str, typer.Argument(help="tiny, small, smollm2; tiny-a and tiny-b are random")],
+    name: Annotated[str, typer.Argument(help="tiny, small, medium, smollm2; tiny-a, tiny-b: random")],
     path: Annotated[Path | None, typer.Argument(help="Folder to make it in.")] = None,
 ) -> None:
     """Make a model on this machine, without a hub."""
@@ -138,7 +138,7 @@ def profile(
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the picture and logs.")] = Path("demo-out"),
 ) -> None:
-    """Two engines on one device under a bursty load, live, with a verdict at the end."""
+    """Train an agent beside a serving engine, without and with its device; live, then a verdict."""
     from rich.console import Console
 
     from rose.bench.demo import show

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
+from statistics import pvariance
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from rose.rl import learner
-from rose.rl.learner import Learner, advantages, log_probs
+from rose.rl.learner import Learner, advantages, log_probs, most_telling
 from rose.rl.types import Group, Said, Trajectory
 
 
@@ -116,3 +120,37 @@ def test_only_the_last_layers_are_learned(model: Any) -> None:
     assert not [n for n in changed if "layers.0." in n or "embed" in n]
     with pytest.raises(ValueError, match=r"train\.layers is 9"):
         Learner(model, "grpo", learning_rate=1.0, layers=9)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "count", "chosen"),
+    [
+        ([0.0, 1.0, 0.0, 1.0], 2, [0, 3]),
+        ([0.0, 0.0, 0.0, 1.0], 2, [0, 3]),
+        ([0.2, 0.9, 0.5, 0.1], 2, [1, 3]),
+        ([0.0, 0.0, 0.0, 1.0], 3, [0, 1, 3]),
+        ([0.0, 1.0, 0.0, 1.0], 4, [0, 1, 2, 3]),
+        ([0.0, 1.0], 0, [0, 1]),
+        ([0.0, 1.0], 9, [0, 1]),
+    ],
+)
+def test_the_most_telling_episodes_differ_most(
+    rewards: list[float], count: int, chosen: list[int]
+) -> None:
+    made = Group(0, [Trajectory(0, i, reward=reward) for i, reward in enumerate(rewards)])
+    assert most_telling(made, count) == chosen
+
+
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=7), st.integers(1, 7))
+def test_no_other_choice_of_episodes_differs_more(rewards: list[float], count: int) -> None:
+    made = Group(0, [Trajectory(0, i, reward=reward) for i, reward in enumerate(rewards)])
+    chosen = most_telling(made, count)
+    assert len(chosen) == len(set(chosen)) == min(count, len(rewards))
+    best = max(pvariance(some) for some in combinations(rewards, len(chosen)))
+    assert pvariance([rewards[i] for i in chosen]) == pytest.approx(best, abs=1e-9)
+
+
+def test_only_chosen_episodes_are_learned_from(model: Any) -> None:
+    rows = [([10, 11, 12], 1.0), ([20, 21], 0.0), ([30, 31, 32, 33], 0.0)]
+    few = Learner(model, "grpo", learning_rate=1e-9, learned=2).learn([group(model, *rows)])
+    assert few.tokens == (3 + 2) + (2 + 2)

@@ -40,10 +40,12 @@ from rose.rl.metrics import METRICS
 
 LOOSE = Slo(20.0, 5.0)
 """Promises before any were measured."""
+CORES = (0, 1)
+"""Where HTTP servers may run: the other core is not the host's here, it is another device's."""
 LOOK_S = 0.25
 LONGEST_S = 3600.0
 """Of a run: as much load is prepared."""
-CHUNKS = {"args": ["--stream-interval", "4"]}
+CHUNKS = {"args": ["--stream-interval", "16"]}
 """Of rollout engines: tokens come a few at a time, as the host's cores are the devices' here."""
 Say = Callable[[str], None]
 
@@ -153,10 +155,6 @@ class Arena:
         stop.set()
         await serving
         return samples
-
-    async def calibrate(self, traffic: Traffic, seconds: float, seed: int) -> Slo:
-        """Promise `SLO_FACTOR` x the P99 of serving alone from now on."""
-        return self.promise(await self.serve(traffic, seconds, seed))
 
     def promise(self, samples: list[Sample]) -> Slo:
         """`SLO_FACTOR` x the P99 of what was measured, from now on."""
@@ -331,6 +329,9 @@ async def open_arena(place: Place, say: Say) -> AsyncIterator[Arena]:
         async with api.running(parse(serving, "rose"), ColdNode) as node:
             assert isinstance(node, ColdNode)
             node.offered = False
+            for engine in (node.serving, node.rollout):
+                assert engine is not None
+                engine.keep_to(CORES)
             yield Arena(place, cluster, node, say)
 
 

@@ -1,8 +1,9 @@
 """The agent loop: one task per episode, turn by turn, and groups of episodes of one task.
 
-Episodes overlap: while the tool of one works, turns of others run. An episode's identity, its
-seeds and its turns' ids follow from run, step, task and sample alone, so an agent that is started
-again asks for the very turns that it asked for before.
+Episodes overlap: while the tool of one works, turns of others run. An episode's identity and its
+turns' ids follow from run, step, task and sample alone, so an agent that is started again asks for
+the very turns that it asked for before. Its seeds do not depend on the run: another run of the same
+tasks with the same weights draws the same, so two ways to run a job can be compared.
 """
 
 from __future__ import annotations
@@ -87,32 +88,34 @@ class Agents:
 
     async def play(self, label: str, task: int, sample: int) -> Trajectory:
         """One episode, to its end."""
-        id_ = f"{self._progress.run}/{label}/{task}.{sample}"
+        name = f"{label}/{task}.{sample}"
+        id_ = f"{self._progress.run}/{name}"
         environment, played = self._make(), Trajectory(task, sample)
         began = time.monotonic()
         try:
             played.hear(self._dialogue.opening(environment.reset(task)))
             played.prompt = len(played.tokens)
-            await self._turns(environment, played, id_)
+            await self._turns(environment, played, id_, name)
         finally:
             environment.close()
         played.seconds = time.monotonic() - began
         return played
 
-    async def _turns(self, environment: Environment, played: Trajectory, id_: str) -> None:
+    async def _turns(
+        self, environment: Environment, played: Trajectory, id_: str, name: str
+    ) -> None:
         limits = self._limits
         while True:
             left = limits.context - len(played.tokens)
             if left < 1 or played.turns >= limits.turns:
                 played.ending = Ending.LENGTH if left < 1 else Ending.TURNS
                 return
-            turn = f"{id_}/{played.turns}"
             said = await self._policy.generate(
                 played.tokens,
                 Sampling(self._sampling.temperature, min(left, self._sampling.max_tokens)),
-                id_=turn,
+                id_=f"{id_}/{played.turns}",
                 trajectory=id_,
-                seed=xxhash.xxh3_64_intdigest(turn.encode()) >> 2,
+                seed=xxhash.xxh3_64_intdigest(f"{name}/{played.turns}".encode()) >> 2,
                 stop=self._dialogue.end,
                 last=played.turns + 1 == limits.turns,
             )

@@ -86,6 +86,7 @@ class Trainer:
             learning_rate=config.train.learning_rate,
             minibatches=config.train.minibatches,
             layers=config.train.layers,
+            learned=config.train.learned,
         )
         self.progress = checkpoint.load(config.out, model, self._learner.optimiser)
         metrics.mend(config.out, self.progress)

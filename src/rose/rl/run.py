@@ -20,6 +20,8 @@ class Train(Strict):
     """Prompts of a step."""
     samples: int = Field(8, ge=2)
     """Episodes of each, a group."""
+    learned: int = Field(0, ge=0)
+    """Episodes of each group to learn from, those whose rewards differ most; 0: all."""
     learning_rate: float = Field(1e-6, gt=0)
     minibatches: int = Field(1, ge=1)
     layers: int = Field(0, ge=0)
