@@ -104,7 +104,7 @@ def follow(
     serving: Any = told and SimpleNamespace(kv_quota=told.quota, kv_acked=told.acked)
     demand: Any = SimpleNamespace()
     terms: Any = SimpleNamespace(total=total)
-    with mock.patch.object(memory, "decide", lambda *_: memory.Budget(wanted)):
+    with mock.patch.object(memory, "decide", return_value=memory.Budget(wanted)):
         mine.follow(demand, terms, serving, end_turns if may_end else None)
     return parking.effects
 

@@ -124,16 +124,17 @@ class Device:
 
     def calm(self, world: World, wanted: int | None) -> World:
         """The end when nothing dies, fails or is in use any more; None: without rollouts."""
-        world = born(world) if world.rollout is None else world
-        world = killed(world) if wanted is None else world
+        if wanted is None:
+            world = killed(world)
+        elif world.rollout is None:
+            world = born(world)
         world = self.boot(world, None) if world.serving is None else world
-        for _ in range(2 * TOTAL + 4):
-            while world.rollout_does:
-                world = rollout_goes_on(world)
-            while world.serving_does:
-                world = serving_goes_on(world)
-            world = self.serving_looks(published(world), Claim(*world.shown))
-            world = world if wanted is None else self.rollout_looks(world, wanted)
+        before = None
+        while world != before:
+            before, world = world, published(settled(world))
+            world = settled(self.serving_looks(world, Claim(*world.shown)))
+            if wanted is not None:
+                world = settled(self.rollout_looks(published(world), wanted))
         return world
 
 
@@ -151,6 +152,15 @@ def killed(world: World) -> World:
 def published(world: World) -> World:
     assert world.serving is not None
     return world._replace(told=Told(world.serving.quota, world.serving.revision))
+
+
+def settled(world: World) -> World:
+    """When both have done what they are about to do."""
+    while world.rollout_does:
+        world = rollout_goes_on(world)
+    while world.serving_does:
+        world = serving_goes_on(world)
+    return world
 
 
 def rollout_goes_on(world: World) -> World:

@@ -10,7 +10,8 @@ room away.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import z3
@@ -19,7 +20,7 @@ from tests.proofs.symbolic import Number, value
 from rose.executor import memory
 
 total, kept, kv_max = z3.Ints("total kept kv_max")
-DEVICE = z3.And(0 <= kept, kept <= total, 0 <= kv_max)
+DEVICE = z3.And(kept >= 0, kept <= total, kv_max >= 0)
 
 
 class Share:
@@ -33,13 +34,25 @@ HEADROOM: Any = Share()
 
 
 def quota_beside(claim: Any) -> Any:
-    numbers = Number(total), Number(claim), HEADROOM, Number(kv_max)
-    return value(lambda: memory.serving_quota(*numbers))
+    return z3.substitute(_quota(memory.serving_quota), (_claim, claim))
 
 
 def agreed(claim: Any, revision: Any, acked: Any, quota: Any) -> Any:
-    numbers = [Number(number) for number in (claim, revision, acked, quota, total)]
-    return value(lambda: memory.may_use(*numbers))
+    given = zip(_agreement, (claim, revision, acked, quota), strict=True)
+    return z3.substitute(_agreed(memory.may_use), *given)
+
+
+_claim, *_ = _agreement = z3.Ints("_claim _revision _acked _quota")
+
+
+@cache
+def _quota(rule: Callable[..., Any]) -> z3.ExprRef:
+    return value(lambda: rule(Number(total), Number(_claim), HEADROOM, Number(kv_max)))
+
+
+@cache
+def _agreed(rule: Callable[..., Any]) -> z3.ExprRef:
+    return value(lambda: rule(*map(Number, _agreement), Number(total)))
 
 
 class State(NamedTuple):
@@ -92,11 +105,11 @@ def moves(s: State) -> Iterator[tuple[str, z3.BoolRef, State]]:
     x, n = z3.Ints("x n")
     nobody, always = z3.IntVal(0), z3.BoolVal(True)
     most = quota_beside(s.read_claim)
-    yield "rollout lowers", z3.And(0 <= x, x <= s.usable), s._replace(usable=x)
+    yield "rollout lowers", z3.And(x >= 0, x <= s.usable), s._replace(usable=x)
     may_stake = z3.And(s.lives, s.usable <= x, s.revision < n)
     yield "rollout stakes", may_stake, s._replace(claim=x, revision=n)
     may_raise = agreed(s.claim, s.revision, s.told_acked, s.told_quota)
-    raises = z3.And(s.lives, may_raise, 0 <= x, x <= s.claim)
+    raises = z3.And(s.lives, may_raise, x >= 0, x <= s.claim)
     yield "rollout raises", raises, s._replace(usable=x)
     yield "rollout reads", s.lives, s._replace(told_quota=s.page_quota, told_acked=s.page_acked)
     yield "rollout dies", s.lives, s._replace(lives=z3.BoolVal(False), usable=nobody)

@@ -90,7 +90,11 @@ def taken_back_is_dormant(_: World, after: World) -> bool:
     return not after.obeyed or after.state == DORMANT
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="an order to drain replaces a revocation not yet seen")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="an order to drain replaces a revocation not yet seen",
+)
 def test_what_is_taken_back_is_dormant_at_the_next_look() -> None:
     assert next(broken(Lending(), taken_back_is_dormant), None) is None
 
@@ -103,28 +107,72 @@ class Remembering(Lending):
         return again._replace(taken_back=world.taken_back, obeyed=world.obeyed)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a restarted node offers what the one before had taken back")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a restarted node offers what the one before had taken back",
+)
 def test_what_is_taken_back_stays_so_when_the_node_restarts() -> None:
     assert next(broken(Remembering(), taken_back_takes_no_turns), None) is None
 
 
 BUGS: dict[str, tuple[ModuleType, str, str]] = {
     "not offered is nothing": (lease, "if not word.offered:", "if False:"),
-    "lost orders stay lost": (lease, "case Phase.ACTIVATING if not waits:", "case Phase.ACTIVATING if False:"),
-    "a lost drain stays lost": (lease, "case Phase.DRAINING if not waits:", "case Phase.DRAINING if False:"),
-    "others' engines stay": (lease, "case Phase.DORMANT if word.active:", "case Phase.DORMANT if False:"),
-    "never drained": (lease, "case Phase.DRAINING if not word.active:", "case Phase.DRAINING if False:"),
-    "cut and not noticed": (lease, "case Phase.ACTIVE if not word.active:", "case Phase.ACTIVE if False:"),
-    "held though not wanted": (lease, "Phase.ACTIVATING | Phase.ACTIVE if not wanted", "Phase.ACTIVATING if not wanted"),
-    "activate what was taken back": (reporting, 'order == "activate" and node.offered', 'order == "activate"'),
+    "lost orders stay lost": (
+        lease,
+        "case Phase.ACTIVATING if not waits:",
+        "case Phase.ACTIVATING if False:",
+    ),
+    "a lost drain stays lost": (
+        lease,
+        "case Phase.DRAINING if not waits:",
+        "case Phase.DRAINING if False:",
+    ),
+    "others' engines stay": (
+        lease,
+        "case Phase.DORMANT if word.active:",
+        "case Phase.DORMANT if False:",
+    ),
+    "never drained": (
+        lease,
+        "case Phase.DRAINING if not word.active:",
+        "case Phase.DRAINING if False:",
+    ),
+    "cut and not noticed": (
+        lease,
+        "case Phase.ACTIVE if not word.active:",
+        "case Phase.ACTIVE if False:",
+    ),
+    "held though not wanted": (
+        lease,
+        "Phase.ACTIVATING | Phase.ACTIVE if not wanted",
+        "Phase.ACTIVATING if not wanted",
+    ),
+    "activate what was taken back": (
+        reporting,
+        'order == "activate" and node.offered',
+        'order == "activate"',
+    ),
     "orders not carried out": (reporting, "await node.drain()\n    return", "pass\n    return"),
-    "turns first": (lifecycle, "if ordered == LeaseState.DORMANT:", "if ordered == LeaseState.DORMANT and empty:"),
+    "turns first": (
+        lifecycle,
+        "if ordered == LeaseState.DORMANT:",
+        "if ordered == LeaseState.DORMANT and empty:",
+    ),
     "drain wakes": (lifecycle, "if empty or state == LeaseState.DORMANT else", "if empty else"),
-    "drains for ever": (lifecycle, "if empty or state == LeaseState.DORMANT else", "if state == LeaseState.DORMANT else"),
-    "active without memory": (lifecycle, "LeaseState.ACTIVE if has_memory else", "LeaseState.ACTIVE if True else"),
+    "drains for ever": (
+        lifecycle,
+        "if empty or state == LeaseState.DORMANT else",
+        "if state == LeaseState.DORMANT else",
+    ),
+    "active without memory": (
+        lifecycle,
+        "LeaseState.ACTIVE if has_memory else",
+        "LeaseState.ACTIVE if True else",
+    ),
     "dormant holds": (lifecycle, "return state != LeaseState.DORMANT", "return True"),
     "dormant has a budget": (memory, "if not demand.active:", "if False:"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("bug", BUGS)

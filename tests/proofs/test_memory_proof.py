@@ -14,6 +14,7 @@ from functools import partial
 from itertools import product
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import z3
@@ -56,7 +57,7 @@ def unsafe_moves() -> Iterator[str]:
 
 def wrong_moves_of_rollout() -> Iterator[str]:
     blocks = z3.Int("blocks")
-    given = z3.And(0 <= used, used <= usable, usable <= claim, 0 <= wanted, wanted <= blocks)
+    given = z3.And(used >= 0, used <= usable, usable <= claim, wanted >= 0, wanted <= blocks)
     engine = Rollout(Number(usable), Number(claim), Number(revision))
     sizes = {"total": Number(total), "blocks": Number(blocks), "used": Number(used)}
     for told, may_end in product((None, Told(Number(quota), Number(acked))), (False, True)):
@@ -77,7 +78,7 @@ def wrong_moves_of_rollout() -> Iterator[str]:
 
 
 def wrong_moves_of_serving() -> Iterator[str]:
-    given = z3.And(0 <= used, used <= quota, quota <= kv_max)
+    given = z3.And(used >= 0, used <= quota, quota <= kv_max)
     sizes = {"total": Number(total), "blocks": Number(kv_max), "used": Number(used)}
     some = Claim(Number(read_claim), Number(read_revision))
     for read, lives, knows, forced in product((some, None), *[(False, True)] * 3):
@@ -93,17 +94,24 @@ def wrong_moves_of_serving() -> Iterator[str]:
                     fine = z3.And(after >= most, z3.Or(after == most, after <= before))
                 else:
                     assert isinstance(effect, Acked)
-                    fine = z3.And([a == b for a, b in zip(map(term, effect), (*seen, most))])
+                    fine = z3.And(
+                        [a == b for a, b in zip(map(term, effect), (*seen, most), strict=True)]
+                    )
                 if model := counterexample(fine, DEVICE, given, condition):
                     yield f"{effect}: {model}"
 
 
 def revisions_come_again() -> Iterator[str]:
-    """A later engine starts above all revisions of an earlier one, which makes less than one per
-    microsecond."""
-    parking: Any = handover.Parking(0, 0, 0)
-    early, late = (border.Border(handover.PAGE, parking, lambda: None, dedicated=False) for _ in "ab")
-    if not 0 < early.revision <= late.revision:
+    """Whether a later engine begins below a revision of an earlier one, which changes its claim
+    less than once per microsecond."""
+    parking: Any = handover.Parking(0, 0, 1)
+    with mock.patch.object(border.time, "monotonic_ns", side_effect=(5_000_000, 6_000_000)):
+        early, late = (
+            border.Border(handover.PAGE, parking, lambda: None, dedicated=False) for _ in range(2)
+        )
+    for change in range(999):
+        early._stake((change + 1) % 2)
+    if not 0 < early.revision < late.revision:
         yield f"{late.revision} after {early.revision}"
 
 
@@ -111,7 +119,7 @@ def lent_too_much() -> Iterator[str]:
     """What the policy does against its law."""
     now, calm_since = z3.Reals("now calm_since")
     need, most, frozen_in, rl_step = z3.Ints("need most frozen_in rl_step")
-    given = z3.And(0 <= usable, usable <= most, 0 <= need)
+    given = z3.And(usable >= 0, usable <= most, need >= 0)
     for policy, frozen, active, alive in product(POLICIES, *[(False, True)] * 3):
         frozen_then = Number(frozen_in) if frozen else None
         before = memory.Budget(Number(usable), Number(calm_since), frozen_then)
@@ -123,7 +131,7 @@ def lent_too_much() -> Iterator[str]:
             after = term(budget.bytes)
             grown, pressed = after > usable, z3.And(usable > 0, total - usable - need < low)
             laws = {
-                "not more than the engine can hold": z3.And(0 <= after, after <= most),
+                "not more than the engine can hold": z3.And(after >= 0, after <= most),
                 "nothing to a dormant engine": z3.Or(active, after == 0),
                 "no growth beside a dead engine": z3.Or(alive, z3.Not(grown)),
                 "growth leaves the headroom": z3.Implies(grown, after + need + kept <= total),
@@ -141,13 +149,21 @@ def headroom_taken() -> Iterator[str]:
         yield f"{model}"
 
 
+def refused_for_nothing() -> Iterator[str]:
+    """Claims beside the headroom that are not agreed to though serving has made room."""
+    may_raise = agreed(claim, revision, revision, quota_beside(claim))
+    if model := counterexample(may_raise, DEVICE, claim + kept <= total):
+        yield f"{model}"
+
+
 PROOFS = {
+    "no claim takes the headroom": headroom_taken,
+    "claims beside the headroom are agreed to": refused_for_nothing,
+    "the policy leaves the headroom": lent_too_much,
+    "revisions do not come again": revisions_come_again,
     "nothing leads to too much": unsafe_moves,
     "rollout keeps to the protocol": wrong_moves_of_rollout,
     "serving keeps to the protocol": wrong_moves_of_serving,
-    "revisions do not come again": revisions_come_again,
-    "the policy leaves the headroom": lent_too_much,
-    "no claim takes the headroom": headroom_taken,
 }
 
 
@@ -165,8 +181,16 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
     "any quota is agreed": (memory, " and serving_quota + claim <= total", ""),
     "quota ignores the claim": (memory, "max(floor, total - claim)", "max(floor, total)"),
     "quota has no floor": (memory, "max(floor, total - claim)", "max(0, total - claim)"),
-    "growth ignores need": (memory, "terms.total - demand.serving_need - int(", "terms.total - int("),
-    "growth has no ceiling": (memory, "return Budget(min(grown, most), now", "return Budget(grown, now"),
+    "growth ignores need": (
+        memory,
+        "terms.total - demand.serving_need - int(",
+        "terms.total - int(",
+    ),
+    "growth has no ceiling": (
+        memory,
+        "return Budget(min(grown, most), now",
+        "return Budget(grown, now",
+    ),
     "a dormant engine keeps": (memory, "return Budget(0, now, None)", "return budget"),
     "a dead engine is no limit": (memory, "if not demand.serving_alive:", "if False:"),
     "pressure cuts little": (memory, "min(budget.bytes // 2, most)", "min(budget.bytes, most)"),
@@ -196,11 +220,15 @@ def test_a_bug_is_found(bug: str) -> None:
 
 
 BUGS_OF_SERVING = {
-    "ack before lowering": Bug("if reached > wanted:\n            return", "if False:\n            return"),
+    "ack before lowering": Bug(
+        "if reached > wanted:\n            return", "if False:\n            return"
+    ),
     "keep the quota": Bug("reached = parking.set_usable(slice_end)", "reached = wanted"),
-    "an unread claim is none": Bug("claim, revision = device.page.kv_total, 0", "claim, revision = 0, 0"),
+    "an unread claim is none": Bug(
+        "claim, revision = device.page.kv_total, 0", "claim, revision = 0, 0"
+    ),
     "a live engine is gone": Bug(
-        "reading is not None and self._peer.alive(reading.writer)", "reading is None"
+        "self._peer.alive(reading.writer)", "not self._peer.alive(reading.writer)"
     ),
 }
 

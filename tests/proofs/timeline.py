@@ -177,8 +177,9 @@ def second_tokens(case: Case) -> Promise | None:
 
 
 def second_token_of_new_request(_: Case) -> Promise:
-    """The same of one that the facts do not know: the rule does not ask for it."""
-    return _second_token(new)
+    """The same of one that the facts do not know, and that is in time without rollouts: the rule
+    does not ask for it."""
+    return _second_token(z3.And(new, held <= tpot))
 
 
 def _second_token(given: z3.BoolRef) -> Promise:
