@@ -129,12 +129,13 @@ class Device:
         elif world.rollout is None:
             world = born(world)
         world = self.boot(world, None) if world.serving is None else world
-        before = None
-        while world != before:
+        for _ in range(4 * TOTAL):
             before, world = world, published(settled(world))
             world = settled(self.serving_looks(world, Claim(*world.shown)))
             if wanted is not None:
                 world = settled(self.rollout_looks(published(world), wanted))
+            if world == before:
+                break
         return world
 
 
