@@ -1,4 +1,4 @@
-"""Addresses of this machine."""
+"""Addresses of this machine, and what one says at a guarded door."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def bearer(secret: str) -> dict[str, str]:
+    """Headers for a service that asks for a secret; none without one."""
+    return {"Authorization": f"Bearer {secret}"} if secret else {}
 
 
 def free_ports(count: int) -> list[int]:

@@ -12,15 +12,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Guard:
-    """Lets in who knows the secret; others get `refusal`."""
+    """Lets in who knows the secret; others get `refusal`. Routes that end with one of `free` are
+    for all."""
 
-    def __init__(self, app: ASGIApp, secret: str, refusal: Response) -> None:
+    def __init__(
+        self, app: ASGIApp, secret: str, refusal: Response, free: tuple[str, ...] = ()
+    ) -> None:
         self._app = app
+        self._free = free
         self._secret = secret.encode()
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and not scope["path"].endswith(self._free):
             given = dict(scope["headers"]).get(b"authorization", b"").removeprefix(b"Bearer ")
             if not hmac.compare_digest(given, self._secret):
                 await self._refusal(scope, receive, send)

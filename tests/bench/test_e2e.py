@@ -12,6 +12,7 @@ from rich.console import Console
 from rose.bench import demo, demo_report, e2e, report
 from rose.bench.arena import Run, Traffic
 from rose.bench.arrivals import Request
+from rose.bench.cpu import Spent
 from rose.bench.stats import Sample
 from rose.cluster.config import ConfigError
 from rose.executor.slo import Slo
@@ -31,10 +32,8 @@ def run(mode: str, step_s: float, ttft: float, reward: float = 0.5, **more: Any)
          "episodes_per_s": 64 / step_s, "at": 100.0 + (i + 1) * step_s}
         for i in range(3)
     ]  # fmt: skip
-    given = {"samples": [sample(i, ttft) for i in range(20)], "seconds": 3 * step_s,
-             "serving_cpu": 6.0, "trainer_cpu": 10.0, "all_cpu": 60.0,
-             "rollout_cpu": {"dedicated": 30.0, "lent": 9.0}}  # fmt: skip
-    return Run(mode, steps, **given | more)
+    cpu = Spent(3 * step_s, 6.0, {"dedicated": 30.0, "lent": 9.0}, 10.0, 60.0)
+    return Run(mode, steps, [sample(i, ttft) for i in range(20)], cpu=cpu, **more)
 
 
 def found() -> dict[str, Any]:
@@ -67,7 +66,7 @@ def test_dapo_has_keys_of_its_own_and_serving_is_the_worst_of_both() -> None:
 
 
 def test_the_host_is_what_neither_engines_nor_trainer_took() -> None:
-    assert run("rose", 10.0, 0.1).host_cpu == pytest.approx((60 - 6 - 10 - 39) / 30)
+    assert run("rose", 10.0, 0.1).cpu.host_cores == pytest.approx((60 - 6 - 10 - 39) / 30)
 
 
 def test_the_table_shows_every_mode() -> None:

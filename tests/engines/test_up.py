@@ -26,7 +26,7 @@ from rose.executor.latency import Profile
 from rose.models.player import TEMPLATE
 from rose.net import free_ports
 from rose.rl import report
-from rose.rl.loop import METRICS
+from rose.rl.metrics import METRICS
 from rose.transfer import Publisher
 from rose.transfer.store import open_store
 

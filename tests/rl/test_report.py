@@ -8,7 +8,7 @@ from typing import Any
 
 from rose.rl import report, watch
 from rose.rl.learner import Learned
-from rose.rl.loop import METRICS, StepFacts
+from rose.rl.metrics import METRICS, StepFacts
 
 LEARNED = Learned(0.0, 1.0, 0.0, 1e-7, 1e-6, 1.0, 0.5, 100)
 

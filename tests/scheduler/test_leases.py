@@ -85,8 +85,10 @@ def device(id_: str, speed: float = 100.0, **more: Any) -> Device:
 
 def test_borrow_for_a_backlog_and_give_back_after_it() -> None:
     devices = [device("mine", held=True, dedicated=True), device("slow", 50.0), device("fast")]
-    backlog = Demand(tokens=10_000, waiting=50, most=2)
+    backlog = Demand(tokens=900, waiting=50, most=2)
     assert borrow(backlog, devices, 0.0) == {"fast"}
+    assert borrow(replace(backlog, tokens=10_000), devices, 0.0) == {"fast", "slow"}
+    assert borrow(replace(backlog, tokens=10_000, most=1), devices, 0.0) == {"fast"}
     assert borrow(Demand(tokens=400, waiting=50, most=2), devices, 0.0) == set()
     devices = [devices[0], device("slow", 50.0, held=True), device("fast", held=True)]
     busy, tail = Demand(tokens=5_000, waiting=0, most=2), Demand(tokens=400, waiting=0, most=2)

@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
-import psutil
 
 from rose.bench import arrivals, load
 from rose.bench.arrivals import LogNormal, Request
 from rose.bench.cold import ColdNode
+from rose.bench.cpu import Counting, Spent, thread_seconds
 from rose.bench.executor import SLO_FACTOR
 from rose.bench.stats import Sample, percentiles
 from rose.cluster import api, cluster_config, up
@@ -37,7 +36,7 @@ from rose.cluster.config import ConfigError, parse
 from rose.executor.page import Page
 from rose.executor.slo import Slo
 from rose.rl import report
-from rose.rl.loop import METRICS
+from rose.rl.metrics import METRICS
 
 LOOSE = Slo(20.0, 5.0)
 """Promises before any were measured."""
@@ -46,7 +45,6 @@ LONGEST_S = 3600.0
 """Of a run: as much load is prepared."""
 CHUNKS = {"args": ["--stream-interval", "4"]}
 """Of rollout engines: tokens come a few at a time, as the host's cores are the devices' here."""
-TICKS = os.sysconf("SC_CLK_TCK")
 Say = Callable[[str], None]
 
 
@@ -105,16 +103,10 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     """Serving requests while it trained."""
     evaluation: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
     activating_s: float = 0.0
     """Between asking for the device and its taking turns."""
     lent_s: float = 0.0
-    serving_cpu: float = 0.0
-    rollout_cpu: dict[str, float] = field(default_factory=dict)
-    """Seconds of each engine's compute thread, by device."""
-    trainer_cpu: float = 0.0
-    all_cpu: float = 0.0
-    """Seconds of everything on the machine."""
+    cpu: Spent = field(default_factory=Spent)
     out: Path = Path()
 
     @property
@@ -128,12 +120,6 @@ class Run:
         """Made while sampling."""
         spent = sum(row["sample_s"] for row in self.steps)
         return sum(row["tokens"] for row in self.steps) / spent if spent else 0.0
-
-    @property
-    def host_cpu(self) -> float:
-        """Cores that neither engines' arithmetic nor the trainer took."""
-        others = self.serving_cpu + sum(self.rollout_cpu.values()) + self.trainer_cpu
-        return max(0.0, self.all_cpu - others) / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -185,7 +171,7 @@ class Arena:
     def serving_seconds(self) -> float:
         """CPU time of the serving engine's arithmetic so far."""
         reading = self.node.page.serving()
-        return (reading and _thread_seconds(reading.writer.pid)) or 0.0
+        return (reading and thread_seconds(reading.writer.pid)) or 0.0
 
     async def run(
         self,
@@ -251,12 +237,12 @@ class Arena:
                 stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
         try:
-            with self._counting(run, trainer.pid) as count:
-                while trainer.returncode is None:
-                    run.steps = report.read(run.out / METRICS)
-                    count()
-                    await self._look(run, mode)
-                    await _wait(trainer, LOOK_S)
+            counting = Counting(run.cpu, self.node.page, self._dedicated, trainer.pid)
+            while trainer.returncode is None:
+                run.steps = report.read(run.out / METRICS)
+                counting.look()
+                await self._look(run, mode)
+                await _wait(trainer, LOOK_S)
         finally:
             if trainer.returncode is None:
                 trainer.send_signal(signal.SIGTERM)
@@ -305,62 +291,6 @@ class Arena:
             elif self.node.offered:
                 self.node.offered = False
                 await self.node.give_back()
-
-    @contextmanager
-    def _counting(self, run: Run, trainer: int) -> Iterator[Callable[[], None]]:
-        """CPU time from the first step on; counted as it goes, as engines may come and go."""
-        last: dict[str, float] = {}
-        began: float | None = None
-
-        def count() -> None:
-            nonlocal began
-            now = self._cpu(trainer)
-            began = time.monotonic() if began is None else began
-            for name, value in now.items():
-                _add(run, name, max(0.0, value - last.get(name, value)))
-            last.update(now)
-            run.seconds = time.monotonic() - began
-
-        yield count
-
-    def _cpu(self, trainer: int) -> dict[str, float]:
-        times = psutil.cpu_times()
-        found = {"all": times.user + times.nice + times.system}
-        readings = {
-            "serving": self.node.page.serving(),
-            "lent": self.node.page.rollout(),
-            "dedicated": self._dedicated.rollout(),
-        }
-        for name, reading in readings.items():
-            if reading is not None and (spent := _thread_seconds(reading.writer.pid)) is not None:
-                found[f"{name} {reading.writer.pid}"] = spent
-        try:
-            spent = psutil.Process(trainer).cpu_times()
-            found["trainer"] = spent.user + spent.system
-        except psutil.NoSuchProcess:
-            pass
-        return found
-
-
-def _add(run: Run, name: str, seconds: float) -> None:
-    what = name.partition(" ")[0]
-    if what == "all":
-        run.all_cpu += seconds
-    elif what == "trainer":
-        run.trainer_cpu += seconds
-    elif what == "serving":
-        run.serving_cpu += seconds
-    else:
-        run.rollout_cpu[what] = run.rollout_cpu.get(what, 0.0) + seconds
-
-
-def _thread_seconds(pid: int) -> float | None:
-    """CPU time of a process's main thread: an engine core's arithmetic."""
-    try:
-        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 async def _wait(process: asyncio.subprocess.Process, seconds: float) -> None:

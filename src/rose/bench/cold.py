@@ -56,16 +56,23 @@ class ColdNode(Node):
         await super().stop()
 
     async def _start_and_activate(self) -> None:
-        await self._start_engine()
-        self._starting = None
-        await super().activate()
+        try:
+            await self._start_engine()
+        finally:
+            self._starting = None
+
+    async def _warm_up(self) -> None:
+        """For a borrower who waits: it takes turns from its first steps on."""
+        if self._starting is None:
+            await super()._warm_up()
+        else:
+            await super().activate()
+            await self._first_steps()
 
     async def _start_engine(self) -> None:
         assert self.rollout is not None
         self._gone = False
-        starting, self._starting = self._starting, None  # it is warmed up by being activated
         try:
             await self._restart("rollout", self.rollout)
         finally:
-            self._starting = starting
             self._reviving.discard("rollout")

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import psutil
 
 from rose.bench import arrivals, load, rollouts
 from rose.bench.arrivals import LogNormal
+from rose.bench.cpu import thread_seconds
 from rose.bench.rollouts import RolloutPlan, RolloutRecord
 from rose.bench.stats import Sample
 from rose.cluster.node import Node
@@ -174,7 +174,7 @@ async def run_mode(
         await asyncio.sleep(WARM_S)
     watching = asyncio.create_task(_watch(node, run, stop))
     cores = {"serving": node.core("serving"), "rollout": node.core("rollout")}
-    cpu = {role: _compute_seconds(pid) for role, pid in cores.items()}
+    cpu = {role: thread_seconds(pid) or 0.0 for role, pid in cores.items()}
     began = run.began = asyncio.get_running_loop().time()
     if mode.serving:
         requests = workload.requests(seconds, seed)
@@ -192,8 +192,8 @@ async def run_mode(
         await asyncio.sleep(seconds)
     span = asyncio.get_running_loop().time() - began
     run.seconds = span
-    run.serving_cpu = (_compute_seconds(cores["serving"]) - cpu["serving"]) / span
-    run.rollout_cpu = (_compute_seconds(cores["rollout"]) - cpu["rollout"]) / span
+    run.serving_cpu = ((thread_seconds(cores["serving"]) or 0.0) - cpu["serving"]) / span
+    run.rollout_cpu = ((thread_seconds(cores["rollout"]) or 0.0) - cpu["rollout"]) / span
     stop.set()
     await watching
     if rolling is not None:
@@ -214,18 +214,6 @@ async def _watch(node: Node, run: Run, stop: asyncio.Event) -> None:
             stolen = getattr(psutil.cpu_times(), "steal", 0.0)  # Linux only
             run.moments.append(Moment(at, serving.facts, rollout.facts, stolen))
         await asyncio.sleep(SAMPLE_S)
-
-
-def _compute_seconds(pid: int | None) -> float:
-    """CPU time of an engine's compute thread, which is the device's time on CPU devices."""
-    if pid is None:
-        return 0.0
-    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-TICKS = 100
-"""Clock ticks per second in /proc (USER_HZ is 100 on every Linux)."""
 
 
 async def settle(node: Node, quiet_s: float = 1.0) -> None:

@@ -110,9 +110,9 @@ class Outcome:
     @property
     def facts(self) -> dict[str, Any]:
         runs = {"static": self.static, "rose": self.rose}
-        idle = 1.0 - self.static.serving_cpu / self.static.seconds
-        dedicated = self.rose.rollout_cpu.get("dedicated", 0.0) / self.rose.seconds
-        lent = self.rose.rollout_cpu.get("lent", 0.0) / self.rose.seconds
+        idle = 1.0 - self.static.cpu.serving / self.static.cpu.seconds
+        dedicated = self.rose.cpu.rollout.get("dedicated", 0.0) / self.rose.cpu.seconds
+        lent = self.rose.cpu.rollout.get("lent", 0.0) / self.rose.cpu.seconds
         return {
             "slo": asdict(self.slo),
             "episodes_per_s": {name: run.episodes_per_s for name, run in runs.items()},
@@ -128,7 +128,7 @@ class Outcome:
             },
             "rewards": {name: [row["reward"] for row in run.steps] for name, run in runs.items()},
             "held_out": {name: run.evaluation for name, run in runs.items()},
-            "host_cores": {name: run.host_cpu for name, run in runs.items()},
+            "host_cores": {name: run.cpu.host_cores for name, run in runs.items()},
             "taken_back_s": self.taken_back_s,
         }
 

@@ -126,7 +126,7 @@ def _line(run: Run, slo: Slo) -> str:
     return (
         f"{run.mode:<10} {run.episodes_per_s:5.2f} episodes/s, {run.tokens_per_s:4.0f} tokens/s, "
         f"SLO {0 if met is None else met:.1%} of {len(run.samples)}, "
-        f"reward {run.steps[-1]['reward']:.2f}, host {run.host_cpu:.2f} cores"
+        f"reward {run.steps[-1]['reward']:.2f}, host {run.cpu.host_cores:.2f} cores"
     )
 
 
@@ -150,11 +150,11 @@ def _mode(runs: list[Run], slo: Slo) -> dict[str, Any]:
         "slo_attainment": attainment(samples, slo),
         "ttft_s": asdict(ttft) if ttft else None,
         "tpot_s": asdict(tpot) if tpot else None,
-        "allocation_overhead": _mean([run.activating_s / run.seconds for run in runs]),
-        "lent": _mean([run.lent_s / run.seconds for run in runs]),
-        "host_cores": _mean([run.host_cpu for run in runs]),
-        "serving_cores": _mean([run.serving_cpu / run.seconds for run in runs]),
-        "trainer_cores": _mean([run.trainer_cpu / run.seconds for run in runs]),
+        "allocation_overhead": _mean([run.activating_s / run.cpu.seconds for run in runs]),
+        "lent": _mean([run.lent_s / run.cpu.seconds for run in runs]),
+        "host_cores": _mean([run.cpu.host_cores for run in runs]),
+        "serving_cores": _mean([run.cpu.serving / run.cpu.seconds for run in runs]),
+        "trainer_cores": _mean([run.cpu.trainer / run.cpu.seconds for run in runs]),
     }
 
 

@@ -210,9 +210,10 @@ async def orders(node: Node, repeats: int) -> dict[str, Any]:
             rollouts.drive(node.rollout.url, plan, stop, model=node.config.rollout.model)
         )
         await asyncio.sleep(2.0 + 0.13 * number)  # hit another moment of the step each time
-        reading = node.page.rollout()
-        steps.append(reading.facts.step_last_ms if reading else 0.0)
+        before = node.page.rollout()
         revoked.append(await node.revoke())
+        after = node.page.rollout()  # by now it tells of the step that was in flight
+        steps.append(max(r.facts.step_last_ms for r in (before, after) if r is not None))
         stop.set()
         await rolling
     await settle(node)

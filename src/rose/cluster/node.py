@@ -158,12 +158,15 @@ class Node:
     async def _warm_up(self) -> None:
         """The first steps of a fresh engine are slow: take them now, then sleep."""
         await self.activate()
+        await self._first_steps()
+        await self.revoke()
+
+    async def _first_steps(self) -> None:
         assert self.rollout is not None
         body = {"model": self.config.rollout.model, "prompt": [5, 6, 7, 8], "max_tokens": 4}
         async with self.session.post(f"{self.rollout.url}/v1/completions", json=body) as answer:
             if answer.status != 200:
                 raise ConfigError(f"the rollout engine fails to generate: {await answer.text()}")
-        await self.revoke()
 
     async def stop(self) -> None:
         """End everything this node started; an attached serving engine is left alone."""

@@ -9,6 +9,7 @@ import time
 import aiohttp
 
 from rose.cluster.node import Node
+from rose.net import bearer
 
 log = logging.getLogger("rose.node")
 
@@ -71,10 +72,9 @@ async def _once(node: Node, scheduler: str, secret: str, load: float) -> bool:
         "memory": round(_memory(node), 3),
         "wait_s": REPORT_S,
     }
-    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     url = f"{scheduler.rstrip('/')}/rose/v1/nodes"
-    async with node.session.post(url, json=word, headers=headers, timeout=timeout) as answer:
+    async with node.session.post(url, json=word, headers=bearer(secret), timeout=timeout) as answer:
         if answer.status != 200:
             raise ValueError(f"{answer.status} {(await answer.text())[:200]}")
         order = (await answer.json())["order"]

@@ -22,6 +22,9 @@ class Progress:
     first_version: int | None = None
     """Of the policy before the first step; a step's policy is as many versions further."""
 
+    told: dict[str, Any] | None = None
+    """Facts of the last step, of which the weights may not be sent yet."""
+
     @property
     def version(self) -> int:
         assert self.first_version is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ def train(
     from rose.rl import run
     from rose.rl.door import DoorError
     from rose.rl.report import line, write
+    from rose.scheduler.cli import SECRET
     from rose.transfer.store import StoreError
 
     console = Console()
@@ -28,7 +30,7 @@ def train(
         chosen = run.load(config)
         from rose.rl.loop import Trainer
 
-        trainer = Trainer(chosen, console.print)
+        trainer = Trainer(chosen, console.print, os.environ.get(SECRET, ""))
         asyncio.run(trainer.play(lambda facts: console.print(line(facts), highlight=False)))
     except* (ConfigError, DoorError, StoreError) as failed:
         fail(failed.exceptions[0])

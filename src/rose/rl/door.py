@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from rose.net import bearer
 from rose.rl.types import Said
 
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -63,9 +64,7 @@ class Door:
 
     def __init__(self, url: str, *, secret: str = "", patience_s: float = 300.0) -> None:
         self.url = url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"}
-        if secret:
-            self._headers["Authorization"] = f"Bearer {secret}"
+        self._headers = {"Content-Type": "application/json"} | bearer(secret)
         self._patience_s = patience_s
 
     async def __aenter__(self) -> Door:

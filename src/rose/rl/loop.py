@@ -20,26 +20,26 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rose import models
-from rose.rl import checkpoint, environments
+from rose.rl import checkpoint, environments, metrics
 from rose.rl.agent import Agents, Limits
 from rose.rl.checkpoint import Progress
 from rose.rl.dialogue import Dialogue
 from rose.rl.door import Door, Sampling
 from rose.rl.learner import Learned, Learner
+from rose.rl.metrics import StepFacts
 from rose.rl.run import RunConfig
 from rose.rl.types import Ending, Group
 from rose.rl.watch import watching
 from rose.rl.weight_sync import WeightSync
 from rose.transfer.publisher import Report
 
-METRICS = "metrics.jsonl"
 HELD_OUT = 1 << 64
 """Tasks from here on are never trained on."""
 Say = Callable[[str], None]
@@ -54,55 +54,24 @@ class Sampled:
     ended: float
 
 
-@dataclass(frozen=True)
-class StepFacts:
-    """One line of `metrics.jsonl`."""
-
-    step: int
-    version: int
-    """That the engines have now."""
-    reward: float
-    """Mean over all episodes of the step."""
-    episodes: int
-    groups_tried: int
-    groups_used: int
-    turns: float
-    """Mean of an episode."""
-    tokens: int
-    """That the model made."""
-    truncated: float
-    """Share of episodes that ran out of turns or context."""
-    staleness: int
-    """Versions between the oldest token and the weights that learned from it."""
-    sample_s: float
-    learn_s: float
-    sync_s: float
-    """From the end of learning until all engines have the new weights; checkpoint excluded."""
-    step_s: float
-    episodes_per_s: float
-    """Over the whole step."""
-    wire_bytes: int
-    changed: float
-    """Share of weights that are different."""
-    learned: Learned
-    at: float = field(default_factory=time.time)
-
-
 OnStep = Callable[[StepFacts], None]
 
 
 class Trainer:
     """A run: `await Trainer(config, say).play()`."""
 
-    def __init__(self, config: RunConfig, say: Say) -> None:
+    def __init__(self, config: RunConfig, say: Say, secret: str = "") -> None:
+        """`secret`: the scheduler's, if it has one."""
         self.config = config
+        self._secret = secret
         self._say = say
         self._learning = ThreadPoolExecutor(1, "rose-learn")
         """Its priority and its cores are its own."""
 
     async def play(self, on_step: OnStep = lambda _: None) -> None:
         """The whole run, or what is left of it."""
-        async with self._ready(), watching(self.config.scheduler, self.config.out):
+        config = self.config
+        async with self._ready(), watching(config.scheduler, config.out, self._secret):
             await self._run(on_step)
 
     @asynccontextmanager
@@ -119,7 +88,7 @@ class Trainer:
             layers=config.train.layers,
         )
         self.progress = checkpoint.load(config.out, model, self._learner.optimiser)
-        self._keep_metrics()
+        metrics.mend(config.out, self.progress)
         dialogue = Dialogue(AutoTokenizer.from_pretrained(folder))
         episodes = config.episodes
         limits = Limits(episodes.turns, episodes.context, episodes.in_flight)
@@ -132,8 +101,9 @@ class Trainer:
             folder=str(copy),
             engines_from=config.weights,
             wire=config.wire,
+            secret=self._secret,
         )
-        async with Door(door) as policy:
+        async with Door(door, secret=self._secret) as policy:
             self._agents = Agents(
                 policy,
                 dialogue,
@@ -161,14 +131,14 @@ class Trainer:
             if config.train.off_policy and progress.step + 1 < config.train.steps:
                 ahead = asyncio.create_task(self._sample(progress.step + 1))
             learned = await loop.run_in_executor(self._learning, self._learn, sampled.used)
-            ended = time.monotonic()
             progress.step += 1
+            facts = self._told(sampled, learned, began)
+            progress.told = asdict(facts)
             await asyncio.to_thread(self._checkpoint)
             synced = time.monotonic()
             report = await asyncio.to_thread(self._send)
-            facts = self._told(sampled, learned, began, ended, time.monotonic() - synced, report)
-            with (config.out / METRICS).open("a") as file:
-                file.write(json.dumps(asdict(facts)) + "\n")
+            facts = facts.sent(report, synced - began, time.monotonic() - synced)
+            metrics.append(config.out, facts)
             on_step(facts)
         await self.evaluate("after")
 
@@ -252,18 +222,11 @@ class Trainer:
 
     # ---- telling
 
-    def _told(
-        self,
-        sampled: Sampled,
-        learned: Learned,
-        began: float,
-        ended: float,
-        sync_s: float,
-        report: Report,
-    ) -> StepFacts:
+    def _told(self, sampled: Sampled, learned: Learned, began: float) -> StepFacts:
+        """Of a step whose weights are not sent yet."""
         episodes = [one for group in sampled.tried for one in group.trajectories]
         oldest = min((v for one in episodes for v in one.versions), default=self.progress.version)
-        step_s = time.monotonic() - began
+        now = time.monotonic()
         return StepFacts(
             step=self.progress.step,
             version=self.progress.version,
@@ -276,20 +239,7 @@ class Trainer:
             truncated=sum(one.ending != Ending.DONE for one in episodes) / len(episodes),
             staleness=self.progress.version - 1 - oldest,
             sample_s=sampled.ended - sampled.began,
-            learn_s=ended - max(began, sampled.ended),
-            sync_s=sync_s,
-            step_s=step_s,
-            episodes_per_s=len(episodes) / step_s,
-            wire_bytes=report.stored,
-            changed=report.changed / report.elements,
+            learn_s=now - max(began, sampled.ended),
+            step_s=now - began,
             learned=learned,
         )
-
-    def _keep_metrics(self) -> None:
-        """Lines of steps after the checkpoint are dropped: those steps are done again."""
-        path = self.config.out / METRICS
-        if path.exists():
-            with path.open() as file:
-                whole = [line for line in file if line.endswith("\n")]
-            done = [line for line in whole if json.loads(line)["step"] <= self.progress.step]
-            path.write_text("".join(done))

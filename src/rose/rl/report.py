@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rose.rl import watch
-from rose.rl.loop import METRICS, StepFacts
+from rose.rl.metrics import METRICS, StepFacts
 
 COLOURS = {"reward": "#2a7f4f", "rollout": "#d9822b", "serving": "#2a6fbb", "other": "#7a7f87"}
 FREE = "#d8dde3"

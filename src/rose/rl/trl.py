@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rose.net import bearer
 from rose.rl.types import Trajectory
 from rose.rl.weight_sync import WeightSync
 
@@ -28,10 +29,10 @@ RolloutFunc = Callable[[list[Any], Any], dict[str, list[Any]]]
 class Publishing:
     """From `publish_weights` until `close`, after which TRL has its own client again."""
 
-    def __init__(self, sync: WeightSync, generation: Any) -> None:
+    def __init__(self, sync: WeightSync, generation: Any, secret: str) -> None:
         self.sync = sync
         self._generation, self._own = generation, generation.VLLMClient
-        generation.VLLMClient = _client(self._own, sync)
+        generation.VLLMClient = _client(self._own, sync, secret)
 
     @property
     def last(self) -> Report | None:
@@ -57,6 +58,7 @@ def publish_weights(
     engines_from: str | None = None,
     wire: str = "bfloat16",
     patience_s: float = 300.0,
+    secret: str = "",
 ) -> Publishing:
     """Have TRL's weight sync go through `rose.transfer` instead of NCCL, on CPUs as on GPUs.
 
@@ -69,21 +71,32 @@ def publish_weights(
     `wire`: engines that compute in float32, as CPU engines do, hold exactly the trainer's weights
     only with `float32`; the default rounds to bfloat16, which is what bfloat16 engines do anyway.
     `patience_s` is for engines that are not there, or do not get a version; then the sync raises
-    with what the door said.
+    with what the door said. `secret` is the door's, if it has one.
     """
     try:
         generation = import_module("trl.generation.vllm_generation")
     except ImportError as error:
         raise ImportError(f"TRL is not installed: pip install 'rose-rl[trl]' ({error})") from error
     sync = WeightSync(
-        store, job, folder=folder, engines_from=engines_from, wire=wire, patience_s=patience_s
+        store,
+        job,
+        folder=folder,
+        engines_from=engines_from,
+        wire=wire,
+        patience_s=patience_s,
+        secret=secret,
     )
-    return Publishing(sync, generation)
+    return Publishing(sync, generation, secret)
 
 
-def _client(own: Any, sync: WeightSync) -> Any:
+def _client(own: Any, sync: WeightSync, secret: str) -> Any:
     class Client(own):
         """TRL's client but for how weights get to the engines."""
+
+        def check_server(self, *args: Any, **words: Any) -> None:
+            """The first that TRL asks, before it asks for anything else."""
+            self.session.headers.update(bearer(secret))
+            super().check_server(*args, **words)
 
         def init_communicator(self, device: Any = 0) -> None:
             """There is no group to join, so the trainer may be on any device."""
@@ -127,10 +140,17 @@ class WeightTransfer:
         engines_from: str | None = None,
         wire: str = "bfloat16",
         patience_s: float = 300.0,
+        secret: str = "",
     ) -> None:
         self._door = door
         self.sync = WeightSync(
-            store, job, folder=folder, engines_from=engines_from, wire=wire, patience_s=patience_s
+            store,
+            job,
+            folder=folder,
+            engines_from=engines_from,
+            wire=wire,
+            patience_s=patience_s,
+            secret=secret,
         )
 
     @property

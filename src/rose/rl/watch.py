@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from rose.net import bearer
+
 LOOK_S = 1.0
 TIMEOUT_S = 2.0
 FILE = "fleet.jsonl"
@@ -40,9 +42,9 @@ class Look:
 
 
 @asynccontextmanager
-async def watching(scheduler: str, out: Path) -> AsyncIterator[None]:
+async def watching(scheduler: str, out: Path, secret: str = "") -> AsyncIterator[None]:
     """Writes a line a second to `fleet.jsonl`."""
-    task = asyncio.create_task(_watch(scheduler.rstrip("/"), out / FILE))
+    task = asyncio.create_task(_watch(scheduler.rstrip("/"), out / FILE, bearer(secret)))
     try:
         yield
     finally:
@@ -51,21 +53,23 @@ async def watching(scheduler: str, out: Path) -> AsyncIterator[None]:
             await task
 
 
-async def _watch(scheduler: str, path: Path) -> None:
+async def _watch(scheduler: str, path: Path, headers: dict[str, str]) -> None:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         while True:
             began = time.monotonic()
             # One that is away now is looked at again in a second; the gap shows in the picture.
             with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
-                found = await look(session, scheduler)
+                found = await look(session, scheduler, headers)
                 with path.open("a") as file:
                     file.write(json.dumps(asdict(found)) + "\n")
             await asyncio.sleep(max(0.0, began + LOOK_S - time.monotonic()))
 
 
-async def look(session: aiohttp.ClientSession, scheduler: str) -> Look:
-    status = await _get(session, f"{scheduler}/rose/v1/status")
+async def look(
+    session: aiohttp.ClientSession, scheduler: str, headers: dict[str, str] | None = None
+) -> Look:
+    status = await _get(session, f"{scheduler}/rose/v1/status", headers)
     engines = [one for one in status["engines"] if one["lease"] != "none"]
     pages = await asyncio.gather(*(_get(session, f"{one['id']}/page") for one in engines))
     serving = [page for page in pages if page["serving"] is not None]
@@ -100,7 +104,9 @@ def _slack(pages: list[dict[str, Any]]) -> float | None:
     return min(found, default=None)
 
 
-async def _get(session: aiohttp.ClientSession, url: str) -> Any:
-    async with session.get(url) as answer:
+async def _get(
+    session: aiohttp.ClientSession, url: str, headers: dict[str, str] | None = None
+) -> Any:
+    async with session.get(url, headers=headers) as answer:
         answer.raise_for_status()
         return await answer.json()

@@ -21,6 +21,7 @@ from urllib.error import HTTPError
 
 import msgspec
 
+from rose.net import bearer
 from rose.transfer import Publisher
 from rose.transfer.errors import TransferError
 from rose.transfer.store import Store, open_store
@@ -47,7 +48,7 @@ class _Away(TransferError):
 class WeightSync:
     """`store` is what the publisher writes to, `engines_from` where engines fetch (a store's server
     or a relay; the same if not said), `folder` where their hosts keep their copy. `patience_s`: for
-    engines that are not there, or do not get the version."""
+    engines that are not there, or do not get the version. `secret`: the door's, if it has one."""
 
     def __init__(
         self,
@@ -58,11 +59,13 @@ class WeightSync:
         engines_from: str | None = None,
         wire: str = "bfloat16",
         patience_s: float = 300.0,
+        secret: str = "",
     ) -> None:
         folder = folder or str(Path(tempfile.gettempdir(), "rose-weights", job))
         self._source = {"store": engines_from or store, "job": job, "folder": folder}
         self._address, self._job, self._wire = store, job, wire
         self._patience_s = patience_s
+        self._headers = {"Content-Type": "application/json"} | bearer(secret)
         self._door = ""
         self._introduced = False
         self._store: Store | None = None
@@ -168,10 +171,10 @@ class WeightSync:
     def _ask(self, route: str, body: Any = None) -> Any:
         """Not by TRL's session: that asks again after a 500 and then forgets what was said."""
         data = None if body is None else msgspec.json.encode(body)
-        url, headers = f"{self._door}/{route}", {"Content-Type": "application/json"}
+        url = f"{self._door}/{route}"
         try:
             with urllib.request.urlopen(
-                urllib.request.Request(url, data, headers), timeout=CALL_S
+                urllib.request.Request(url, data, self._headers), timeout=CALL_S
             ) as answer:
                 return msgspec.json.decode(answer.read())
         except HTTPError as error:

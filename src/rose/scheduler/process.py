@@ -78,7 +78,7 @@ async def run(settings: Settings) -> None:
     app: ASGIApp = application(scheduling, settings.jobs[0].name)
     if settings.secret:
         refusal = answer(401, "missing or wrong secret", "UnauthorizedError")
-        app = Guard(app, settings.secret, refusal)
+        app = Guard(app, settings.secret, refusal, free=("/health",))  # as with vLLM's own key
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,10 +1,10 @@
 """How many devices to borrow? A pure function of the work at hand and what devices make of it.
 
-One more is borrowed when what there is to do would keep those at hand busy for longer than
-`BORROW_S`: the turns at hand, and those that will likely follow in the same trajectories. One
-is given back when for a while nothing waits and the others would be done with all that runs within
-`RETURN_S`. Between the two nothing changes, and after a change there is a pause, so the number does
-not flap.
+As many are borrowed as it takes until what there is to do would keep those at hand busy for no more
+than `BORROW_S`: the turns at hand, and those that will likely follow in the same trajectories. All
+at once: a fleet of 64 that came one by one would be there when the step is over. One is given back
+when for a while nothing waits and the others would be done with all that runs within `RETURN_S`.
+Between the two nothing changes, and after a change there is a pause, so the number does not flap.
 Devices differ: the fastest that are offered are borrowed first, the slowest given back first.
 """
 
@@ -67,8 +67,14 @@ def borrow(
     if now - demand.changed < PAUSE_S:
         return ids
     makes = sum(d.tokens_per_s for d in devices if d.held)
-    if free and len(held) < demand.most and demand.tokens > BORROW_S * makes:
-        return ids | {max(free, key=lambda d: (d.tokens_per_s, d.id)).id}
+    more: set[str] = set()
+    for device in sorted(free, key=lambda d: (-d.tokens_per_s, d.id)):
+        if len(held) + len(more) >= demand.most or demand.tokens <= BORROW_S * makes:
+            break
+        more.add(device.id)
+        makes += device.tokens_per_s
+    if more:
+        return ids | more
     if demand.low_since is not None and now - demand.low_since >= keep_s and held:
         return ids - {min(held, key=lambda d: (d.tokens_per_s, d.id)).id}
     return ids

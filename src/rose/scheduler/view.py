@@ -11,14 +11,15 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from rose.net import bearer
+
 LOOK_S = 1.0
 
 
 def ask(url: str, secret: str) -> Any:
     """Raises OSError or ValueError if nobody answers, or no scheduler."""
-    asked = urllib.request.Request(f"{url.rstrip('/')}/rose/v1/status")
-    if secret:
-        asked.add_header("Authorization", f"Bearer {secret}")
+    where = f"{url.rstrip('/')}/rose/v1/status"
+    asked = urllib.request.Request(where, headers=bearer(secret))
     with urllib.request.urlopen(asked, timeout=10) as answer:
         return json.load(answer)
 

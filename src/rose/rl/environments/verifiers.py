@@ -30,6 +30,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from rose.net import bearer
 from rose.rl.types import Ending, Trajectory
 
 ENDLESS = 1000
@@ -62,7 +63,7 @@ class Episodes:
         how, if not as verifiers finds best for it; `secret`: the front door's, if it has one."""
         v1, loaders = _import("verifiers.v1"), _import("verifiers.v1.utils.loaders")
         self._door = door.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        self._headers = bearer(secret)
         self._env = loaders.load_environment(loaders.resolve_env_config(dict(environment)))
         client = v1.TrainClientConfig(
             base_url=f"{self._door}/v1",
