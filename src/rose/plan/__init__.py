@@ -1,1 +1,1 @@
-"""How many devices, how fast and at what price: a simulator on the policies of the live system."""
+"""What would a fleet gain, and is its p99 safe? A simulator on the live policies, and a planner."""
