@@ -121,6 +121,8 @@ class Fleet:
         self._cached: list[OrderedDict[int, int]] = [OrderedDict() for _ in devices]
         self._held = [0] * len(devices)
         self._meters = [Meter(_first_guess(d)) for d in devices]
+        self.refills = False
+        """A trajectory that ends makes room for the next."""
         self.hits = self.looked = 0
         self.cuts = 0
         self._plan: Trajectories | None = None
@@ -154,7 +156,6 @@ class Fleet:
         return self.now
 
     def pass_time(self, seconds: float) -> None:
-        """Serving goes on; nobody asks for turns."""
         self.run(lambda: False, self.now + seconds)
 
     def _settle(self, device: Device, now: float) -> None:
@@ -281,6 +282,8 @@ class Fleet:
             self.ended[trajectory] = now
             self.left -= 1
             self._forget(device, trajectory)
+            if self.refills:
+                self._at(now, lambda _: self.more(self.started + 1))
             return
         self._length[trajectory] += self._seen[turn]
         self._turn[trajectory] = turn + 1

@@ -171,7 +171,7 @@ def _sharing(scenario: Scenario, system: System) -> Sharing:
     slo = Slo(serving.slo.ttft_s * lendable, serving.slo.tpot_s * lendable)
     return Sharing(
         system.terms, slo, serving.engine, scenario.job.engine, prompts,
-        credit_s=serving.credit_s, slowdown=scenario.slowdown,
+        credit_s=serving.credit_s, slowdown=scenario.slowdown, paced=system.paced,
     )  # fmt: skip
 
 

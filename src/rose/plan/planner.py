@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from rose.plan.job import Outcome, alone, simulate, weights
-from rose.plan.money import Line, Prices, Usage, cost_per_correct, cost_per_step
+from rose.plan.money import Prices, Usage, cost_per_correct, cost_per_step
 from rose.plan.scenario import Scenario
 from rose.plan.sync import Links
 from rose.plan.system import System
@@ -80,7 +78,8 @@ def plan(
         found.headrooms[headroom] = simulate(replace(scenario, serving=serving), ROSE)
     for name, other in variations(scenario).items():
         say(name)
-        found.sensitivity[name] = _compared(simulate(other, ROSE), simulate(other, SYSTEMS["fixed"]))
+        fixed = simulate(other, SYSTEMS["fixed"])
+        found.sensitivity[name] = _compared(simulate(other, ROSE), fixed)
     found.answer = _answer(found)
     for name, outcome in found.outcomes.items():
         found.money[name] = _money(
@@ -134,40 +133,38 @@ def _money(
     accept_rate: float,
     reasoning_multiplier: float,
 ) -> dict[str, float]:
-    """Of one step, and of one correct answer, by price line."""
-    steps, tp = len(outcome.steps), scenario.tp
-    wall = sum(step.seconds for step in outcome.steps) / steps
-    late = max(0.0, (serving_alone.attainment or 1.0) - (outcome.attainment or 1.0))
-    answers = sum(step.trajectories for step in outcome.steps) / steps
-    sent = weights(scenario, system).wan_s * scenario.links.wan_bytes_per_s
-    lent = outcome.lent_s * tp / steps
-    usage = Usage(
-        dedicated_gpu_s=(scenario.dedicated + scenario.trainers) * tp * wall,
-        borrowed_used_gpu_s=outcome.device_s * tp / steps,
-        borrowed_held_gpu_s=lent,
-        wan_bytes=sent if system.borrows in ("serving", "idle") else 0.0,
-        headroom_gpu_s=0.0 if system.borrows != "serving" else lent * LENDING_HEADROOM,
-        wall_s=wall,
-        extra_violations=late * len(outcome.ttft) / steps,
-        requests=len(outcome.ttft) / steps,
-        correct=answers * accept_rate,
-    )
-    lines = cost_per_step(usage, prices)
-    ratio = float(np.mean([s.rollout_s / s.seconds for s in outcome.steps]))
-    paid = lines | {}
-    found = {f"step_{line}": cost for line, cost in lines.items()}
-    for line in Line:
-        each = cost_per_correct(
-            paid[line] / answers, reasoning_multiplier, _extra(ratio), accept_rate
+    """Of one step, trainers included, and of one correct answer, by price line."""
+    steps = len(outcome.steps)
+    sampled = sum(step.trajectories for step in outcome.steps) / steps
+    needed = scenario.job.demand.prompts * scenario.job.demand.samples
+    whole = _usage(scenario, system, outcome, serving_alone, trainers=scenario.trainers)
+    rollouts = _usage(scenario, system, outcome, serving_alone, trainers=0)
+    found = {f"step_{line}": cost for line, cost in cost_per_step(whole, prices).items()}
+    for line, cost in cost_per_step(rollouts, prices).items():
+        found[f"correct_{line}"] = cost_per_correct(
+            cost / sampled, reasoning_multiplier, sampled / needed - 1.0, accept_rate
         )
-        found[f"correct_{line}"] = each
     return found
 
 
-LENDING_HEADROOM = 0.0
-"""Headroom is kept whether or not a device is lent: serving survives bursts with it."""
-
-
-def _extra(ratio: float) -> float:
-    """Rollouts in terms of training: the price of rollouts is in the step's already."""
-    return 0.0 * ratio
+def _usage(
+    scenario: Scenario, system: System, outcome: Outcome, serving_alone: Outcome, *, trainers: int
+) -> Usage:
+    """Of one step. Serving keeps its headroom whether or not a device is lent, so lending does not
+    pay for it; what lending adds is in `extra_violations`."""
+    steps, tp = len(outcome.steps), scenario.tp
+    wall = sum(step.seconds for step in outcome.steps) / steps
+    requests = len(outcome.ttft) / steps
+    late = max(0.0, (serving_alone.attainment or 1.0) - (outcome.attainment or 1.0))
+    sent = weights(scenario, system).wan_s * scenario.links.wan_bytes_per_s
+    return Usage(
+        dedicated_gpu_s=(scenario.dedicated + trainers) * tp * wall,
+        borrowed_used_gpu_s=outcome.device_s * tp / steps,
+        borrowed_held_gpu_s=outcome.lent_s * tp / steps,
+        wan_bytes=sent if system.borrows in ("serving", "idle") else 0.0,
+        headroom_gpu_s=0.0,
+        wall_s=wall,
+        extra_violations=late * requests,
+        requests=requests,
+        correct=0.0,
+    )

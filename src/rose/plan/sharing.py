@@ -9,6 +9,8 @@ kept: the same class has the same answer, whoever asks first.
     both, preemption    serving has it
     both, no preemption the rule lets a rollout step begin after every `k` steps of serving, when
                         those have run ahead enough: then of `k * s + r` seconds serving has `k * s`
+    both, paced         the rule says until when rollout steps may begin after a serving step; one
+                        executor for both engines lets serving's next step wait for that long
     no rule             half each; with a static split always half, whoever else has work
 """
 
@@ -75,11 +77,13 @@ class Sharing:
         *,
         credit_s: float,
         slowdown: float = 1.0,
+        paced: bool = False,
     ) -> None:
-        """`slo` is what may be lent from; `slowdown`: of both engines while they take turns."""
+        """`slo` is what may be lent from; `slowdown`: of both engines while they take turns;
+        `paced`: serving's decoding waits while the rule lets rollouts run."""
         self.terms, self.slo = terms, slo
         self._serving, self._rollout, self._prompts = serving, rollout, prompts
-        self._credit_s, self._slowdown = credit_s, slowdown
+        self._credit_s, self._slowdown, self._paced = credit_s, slowdown, paced
         self._known: dict[tuple[int, ...], Shares] = {}
 
     def of(
@@ -146,6 +150,8 @@ class Sharing:
             return self._answer(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc, 1)
         if self.terms.preempt_s is not None:
             return SHUT
+        if self._paced:
+            return self._pace(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc)
         step_s = self._serving.latency.mean(Step(min(p, self._serving.budget), n, c))
         ahead = self.slo.tpot_s - step_s
         for steps in range(1, MOST_LEAD + 1):
@@ -186,6 +192,16 @@ class Sharing:
         served = steps * self._serving.latency.mean(Step(0, queue.decode, queue.context))
         both = (served + length) * self._slowdown
         return Shares(served / both, length / both, tokens, risk)
+
+    def _pace(self, asked: Question, queue: Queue, turns: int, context: int) -> Shares:
+        """Prompts first; tokens when they are due."""
+        window = admission.window(asked)
+        tokens = self._fitting(window.seconds, turns, context)
+        if queue.starting or not tokens or window.until <= 0:
+            return SHUT
+        served = self._serving.latency.mean(Step(0, queue.decode, queue.context))
+        both = (served + window.until) * self._slowdown
+        return Shares(served / both, window.until / both, tokens)
 
     def _fitting(self, seconds: float, turns: int, context: int) -> int:
         """Tokens of a step within its bound: all turns and some prompts, or as many as fit."""

@@ -23,6 +23,8 @@ class System:
     """`serving`: the idle part of devices that serve; `idle`: whole devices of somebody else;
     `trainers`: the job's own trainers while they do not train."""
     terms: Terms = Terms()
+    paced: bool = False
+    """One executor runs both engines and lets serving's tokens wait until they are due."""
     memory: str = "aimd"
     placement: str = "cost"
     order: str = "longest_first"

@@ -3,7 +3,7 @@
 from rose.plan.system import System
 
 COLD_S = 40.0
-"""Container and model load. FITTED to the 15-26 % of a step that the paper says acquisition takes;
+"""Container and model load. CHOSEN for the 15-26 % of a step that the paper says acquisition takes;
 ServerlessLLM reports tens of seconds for models of this size without a local checkpoint."""
 LIMIT_S = 300.0
 """Longest that an invocation may last; common limits are 5 to 15 minutes."""

@@ -6,8 +6,8 @@ They come late and go without asking; turns that are cut go on elsewhere from th
 from rose.plan.system import System
 
 ACQUIRE_S = 60.0
-"""From asking until the engine takes turns: instance, container, model load. FITTED to the 7 % of a
-step that the paper says acquisition takes."""
+"""From asking until the engine takes turns: instance, container, model load. CHOSEN for the 7 % of
+a step that the paper says acquisition takes."""
 LOST_PER_S = 1 / 1800
 """One device in half an hour: spot traces of RLBoost's evaluation have a few an hour."""
 
