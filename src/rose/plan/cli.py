@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 def plan(
     fleet: Annotated[
-        Path | None, typer.Argument(help="The fleet's TOML file; see docs/plan.md.")
+        Path | None,
+        typer.Argument(help="The fleet's TOML file, see docs/plan.md; or the word validate."),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="The paper's settings: paper-8b-grpo, paper-32b-dapo, ...")
@@ -31,6 +33,9 @@ def plan(
         Path | None, typer.Option("--json", help="Write the result here.")
     ] = None,
     page: Annotated[Path | None, typer.Option("--html", help="Write a report here.")] = None,
+    executor: Annotated[
+        Path, typer.Option(help="What `rose bench executor` measured, to validate against.")
+    ] = Path("bench-out/executor.json"),
 ) -> None:
     """What would a fleet gain by lending, and is its p99 safe? Simulated, on the live policies."""
     from rose.cluster.config import ConfigError
@@ -40,7 +45,13 @@ def plan(
         with _progress(console) as say:
             if (fleet is None) == (preset is None):
                 fail("give a fleet's TOML file or --preset, one of both")
-            result = _preset(preset, say) if preset else _fleet(fleet, page, say)  # type: ignore[arg-type]
+            if preset is not None:
+                result = _preset(preset, say)
+            elif fleet == Path("validate"):
+                result = _validate(executor, say)
+            else:
+                assert fleet is not None
+                result = _fleet(fleet, page, say)
     except (ConfigError, ValueError) as error:
         fail(error)
     except KeyboardInterrupt:
@@ -49,7 +60,7 @@ def plan(
     shown, found = result
     for table in shown:
         console.print(table)
-    if page is not None and preset is None:
+    if page is not None and page.exists():
         console.print(f"report: {page}")
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +95,28 @@ def _preset(name: str, say: Say) -> Shown:
         "settings": {"preset": name, "free": presets.FREE},
         "modes": {row.name: _plain(row) for row in rows},
         "ratios": presets.ratios(rows),
+    }
+
+
+def _validate(path: Path, say: Say) -> Shown:
+    from rose.plan import validate
+
+    rows = validate.executor(path, say)
+    table = Table("scenario", "mode", "", "measured", "simulated", "error", title_justify="left",
+                  title="what was measured here, and what is simulated from the profile")  # fmt: skip
+    for row in rows:
+        table.add_row(row.scenario, row.mode, row.key, f"{row.measured:.4g}",
+                      f"{row.simulated:.4g}", f"{row.error:.0%}")  # fmt: skip
+    worst = {
+        "throughput_error_max": max(r.error for r in rows if r.key == "throughput"),
+        "p99_error_max": max(r.error for r in rows if r.key.endswith("p99")),
+    }
+    words = ", ".join(f"{key} {value:.2f}" for key, value in worst.items())
+    return [table, words], {
+        "bench": "plan validate",
+        "settings": {"executor": str(path)},
+        "modes": [{**asdict(row), "error": row.error} for row in rows],
+        "ratios": worst,
     }
 
 

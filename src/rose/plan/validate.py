@@ -67,7 +67,10 @@ class Seen:
 
 def executor(path: Path, say: Callable[[str], None] = lambda _: None) -> list[Compared]:
     """Every scenario and mode of a result of `rose bench executor`."""
-    result = json.loads(path.read_text())
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}; run `rose bench executor` first") from error
     settings = result["settings"]
     bench = _Bench(settings["model"], settings["device"], int(settings["kv_gb"] * (1 << 30)))
     found: list[Compared] = []
