@@ -14,6 +14,7 @@ import typer
 from rose.bench.bench_cli import app as bench_app
 from rose.bench.load_cli import load
 from rose.cluster.cluster_cli import up
+from rose.plan.cli import plan
 from rose.rl.cli import train
 from rose.scheduler.cli import ps, scheduler, top
 from rose.terminal import fail
@@ -27,6 +28,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.add_typer(weights_app, name="weights")
 app.command()(load)
+app.command()(plan)
 app.command()(relay)
 app.command()(train)
 app.command()(scheduler)

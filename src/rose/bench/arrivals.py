@@ -17,6 +17,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 Times = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 WARM_UP_GAPS = 50
 """Mean gaps simulated before time 0, so that a gamma process does not start at an arrival."""
@@ -120,38 +121,42 @@ def _uniform(rate: float, begin: float, end: float, rng: Generator) -> Times:
 class Lengths(Protocol):
     """A law of token lengths, all at least 1."""
 
-    def draw(self, count: int, rng: Generator) -> list[int]: ...
-
-
-@dataclass(frozen=True)
-class Fixed:
-    tokens: int
+    def array(self, count: int, rng: Generator) -> Counts: ...
 
     def draw(self, count: int, rng: Generator) -> list[int]:
-        return [self.tokens] * count
+        drawn: list[int] = self.array(count, rng).tolist()
+        return drawn
 
 
 @dataclass(frozen=True)
-class LogNormal:
+class Fixed(Lengths):
+    tokens: int
+
+    def array(self, count: int, rng: Generator) -> Counts:
+        return np.full(count, self.tokens, np.int64)
+
+
+@dataclass(frozen=True)
+class LogNormal(Lengths):
     """Log-normal with this median and sigma of the logarithm; longer draws become `cap`."""
 
     median: float
     sigma: float
     cap: int
 
-    def draw(self, count: int, rng: Generator) -> list[int]:
+    def array(self, count: int, rng: Generator) -> Counts:
         raw = np.rint(rng.lognormal(np.log(self.median), self.sigma, count))
-        return [int(length) for length in np.clip(raw, 1, self.cap)]
+        return np.clip(raw, 1, self.cap).astype(np.int64)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Lengths):
     """Drawn with replacement from lengths seen, for example in a trace."""
 
     seen: Sequence[int]
 
-    def draw(self, count: int, rng: Generator) -> list[int]:
-        return [int(length) for length in rng.choice(np.asarray(self.seen), count)]
+    def array(self, count: int, rng: Generator) -> Counts:
+        return rng.choice(np.asarray(self.seen, np.int64), count)
 
 
 def parse_lengths(text: str) -> Lengths:

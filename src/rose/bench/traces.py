@@ -70,7 +70,7 @@ def load(path: Path, limit: int | None = None) -> Trace:
     form: Format | None = None
     found: list[str] = []
     try:
-        with _open(path) as lines:
+        with open_text(path) as lines:
             for number, row in _rows(path, lines):
                 if isinstance(row, str):
                     bad.append(BadRow(path, number, row))
@@ -149,7 +149,8 @@ def _span(rest: Sequence[Request], count: int, start: float) -> float:
     return last * count / (count - 1) if count > 1 else last
 
 
-def _open(path: Path) -> IO[str]:
+def open_text(path: Path) -> IO[str]:
+    """Plain or gzip by its name, without a byte-order mark."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")

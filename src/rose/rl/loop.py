@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import tempfile
 import time
@@ -35,6 +34,7 @@ from rose.rl.door import Door, Sampling
 from rose.rl.learner import Learned, Learner
 from rose.rl.metrics import StepFacts
 from rose.rl.run import RunConfig
+from rose.rl.sampling import next_round
 from rose.rl.types import Ending, Group
 from rose.rl.watch import watching
 from rose.rl.weight_sync import WeightSync
@@ -162,7 +162,7 @@ class Trainer:
         tried: list[Group] = []
         most = int(train.tasks * train.most_sampled)
         while True:
-            asked = self._round(len(found), len(tried), most)
+            asked = next_round(train.tasks, len(found), len(tried), most)
             if not asked:
                 break
             tasks = [self._task(step, len(tried) + i, most) for i in range(asked)]
@@ -170,14 +170,6 @@ class Trainer:
             tried += groups
             found += [g for g in groups if train.algorithm == "grpo" or g.teaches]
         return Sampled(tried, found[: train.tasks], began, time.monotonic())
-
-    def _round(self, found: int, tried: int, most: int) -> int:
-        """How many groups to sample next: as many as it will likely take, by what was seen."""
-        missing = self.config.train.tasks - found
-        if missing <= 0:
-            return 0
-        share = (found + 1) / (tried + 1) if tried else 1.0
-        return min(math.ceil(missing / share), most - tried)
 
     def _task(self, step: int, number: int, most: int) -> int:
         return (self.config.seed << 32) + step * most + number

@@ -1,0 +1,204 @@
+"""`rose plan`. Heavy imports happen inside the command."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rose.terminal import fail
+
+if TYPE_CHECKING:
+    from rose.plan.planner import Plan, Say
+    from rose.plan.presets import Row
+
+
+def plan(
+    fleet: Annotated[
+        Path | None,
+        typer.Argument(help="The fleet's TOML file, see docs/plan.md; or the word validate."),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="The paper's settings: paper-8b-grpo, paper-32b-dapo, ...")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result here.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option("--html", help="Write a report here.")] = None,
+    executor: Annotated[
+        Path, typer.Option(help="What `rose bench executor` measured, to validate against.")
+    ] = Path("bench-out/executor.json"),
+) -> None:
+    """What would a fleet gain by lending, and is its p99 safe? Simulated, on the live policies."""
+    from rose.cluster.config import ConfigError
+
+    console = Console()
+    try:
+        with _progress(console) as say:
+            if (fleet is None) == (preset is None):
+                fail("give a fleet's TOML file or --preset, one of both")
+            if preset is not None:
+                result = _preset(preset, say)
+            elif fleet == Path("validate"):
+                result = _validate(executor, say)
+            else:
+                assert fleet is not None
+                result = _fleet(fleet, page, say)
+    except (ConfigError, ValueError) as error:
+        fail(error)
+    except KeyboardInterrupt:
+        typer.echo("rose: stopped")
+        raise typer.Exit(130) from None
+    shown, found = result
+    for table in shown:
+        console.print(table)
+    if page is not None and page.exists():
+        console.print(f"report: {page}")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(found, indent=2) + "\n")
+        console.print(f"written: {json_file}")
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Say]:
+    began = time.monotonic()
+    with console.status("simulating") as status:
+        yield lambda line: status.update(f"{time.monotonic() - began:4.0f} s  {line}")
+
+
+Shown = tuple[list[Any], dict[str, Any]]
+
+
+def _preset(name: str, say: Say) -> Shown:
+    from rose.plan import presets
+
+    rows = presets.compare(presets.preset(name), say)
+    table = Table("", "paper", "simulated", "error", title=name, title_justify="left")
+    for row in rows:
+        error = "-" if row.error is None else f"{row.error:.0%}"
+        table.add_row(row.name, row.paper, f"{row.simulated:.4g}", error)
+    free = Table("free parameter", "source", title="what the paper does not say",
+                 title_justify="left")  # fmt: skip
+    for parameter, source in presets.FREE.items():
+        free.add_row(parameter, source)
+    return [table, free], {
+        "bench": "plan",
+        "settings": {"preset": name, "free": presets.FREE},
+        "modes": {row.name: _plain(row) for row in rows},
+        "ratios": presets.ratios(rows),
+    }
+
+
+def _validate(path: Path, say: Say) -> Shown:
+    from rose.plan import validate
+
+    rows = validate.executor(path, say)
+    table = Table("scenario", "mode", "", "measured", "simulated", "error", title_justify="left",
+                  title="what was measured here, and what is simulated from the profile")  # fmt: skip
+    for row in rows:
+        table.add_row(row.scenario, row.mode, row.key, f"{row.measured:.4g}",
+                      f"{row.simulated:.4g}", f"{row.error:.0%}")  # fmt: skip
+    worst = {
+        "throughput_error_max": max(r.error for r in rows if r.key == "throughput"),
+        "p99_error_max": max(r.error for r in rows if r.key.endswith("p99")),
+    }
+    words = ", ".join(f"{key} {value:.2f}" for key, value in worst.items())
+    return [table, words], {
+        "bench": "plan validate",
+        "settings": {"executor": str(path)},
+        "modes": [{**asdict(row), "error": row.error} for row in rows],
+        "ratios": worst,
+    }
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    return {"paper": row.paper, "simulated": row.simulated, "error": row.error}
+
+
+def _fleet(path: Path, page: Path | None, say: Say) -> Shown:
+    from rose.plan import fleet_file
+    from rose.plan.money import Prices
+    from rose.plan.page import page as written
+    from rose.plan.planner import plan as make_plan
+
+    scenario, prices = fleet_file.load(path)
+    told = prices.model_dump()
+    accept, multiplier = told.pop("accept_rate"), told.pop("reasoning_multiplier")
+    found = make_plan(
+        scenario, Prices(**told), accept_rate=accept, reasoning_multiplier=multiplier, say=say
+    )
+    if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(written(found))
+    return _tables(found), _result(found)
+
+
+def _tables(found: Plan) -> list[Any]:
+    from rose.plan.systems import SYSTEMS
+
+    fixed = found.fixed.throughput
+    systems = Table("", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT / TPOT ms",
+                    "harvest", "weights", title=found.scenario.name, title_justify="left")  # fmt: skip
+    for name, one in found.outcomes.items():
+        sync = sum(s.sync_s for s in one.steps) / sum(s.seconds for s in one.steps)
+        systems.add_row(
+            SYSTEMS[name].says, f"{one.throughput / fixed:.2f}", f"{one.rollout_s:.0f}",
+            "-" if one.attainment is None else f"{one.attainment:.2%}",
+            "-" if one.attainment is None else _p99(one),
+            "-" if one.harvest is None else f"{one.harvest:.2f}", f"{sync:.1%}",
+        )  # fmt: skip
+    quiet = found.serving_alone
+    systems.add_row("serving alone", "-", "-", f"{quiet.attainment or 0:.2%}", _p99(quiet), "-", "-")
+    what_if = Table("what if", "throughput vs fixed", "SLO met", title_justify="left")
+    for name, row in found.sensitivity.items():
+        what_if.add_row(name, f"{row['throughput_vs_fixed']:.2f}", f"{row['slo_attainment']:.2%}")
+    answer = found.answer
+    assert answer is not None
+    words = (
+        f"borrow at most {answer.max_borrowed} devices, headroom {answer.headroom:.0%}: {answer.why}"
+    )
+    return [systems, what_if, f"[{'green' if answer.safe else 'red'}]{words}[/]"]
+
+
+def _p99(one: Any) -> str:
+    return f"{one.p99('ttft') * 1e3:.0f} / {one.p99('tpot') * 1e3:.1f}"
+
+
+def _result(found: Plan) -> dict[str, Any]:
+    fixed = found.fixed.throughput
+    answer = found.answer
+    assert answer is not None
+    return {
+        "bench": "plan",
+        "settings": {"fleet": found.scenario.name, "seed": found.scenario.seed},
+        "modes": {
+            name: {
+                "throughput": one.throughput,
+                "step_s": [step.seconds for step in one.steps],
+                "rollout_s": [step.rollout_s for step in one.steps],
+                "slo_attainment": one.attainment,
+                "ttft_p99_s": None if one.attainment is None else one.p99("ttft"),
+                "tpot_p99_s": None if one.attainment is None else one.p99("tpot"),
+                "harvest_efficiency": one.harvest,
+                "allocation_overhead": one.allocation_overhead,
+                "lent": one.lent,
+                "money": found.money[name],
+            }
+            for name, one in found.outcomes.items()
+        },
+        "ratios": {
+            f"throughput_vs_fixed_{name}": one.throughput / fixed
+            for name, one in found.outcomes.items()
+        }
+        | {"max_borrowed": answer.max_borrowed, "headroom": answer.headroom, "safe": answer.safe},
+        "sensitivity": found.sensitivity,
+    }

@@ -1,0 +1,236 @@
+"""A simulated device: a serving engine, a rollout engine, or both, and what they do to each other.
+
+Both engines' steps share the device by `Sharing`. A serving step begins whenever there is work. A
+rollout step begins when the rule lets it; without preemption one that has begun runs to its end,
+while serving waits for it half of the time, as on a device that two processes take turns on. KV
+memory is split by the live policy (`executor.memory`); turns that lose theirs are handed back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rose.executor import memory
+from rose.executor.budget import ErrorBudget
+from rose.executor.memory import Budget, Demand, MemoryTerms
+from rose.plan.engine import Engine, EngineModel, Event, Job
+from rose.plan.sharing import ALONE, NOBODY, SHUT, Shares, Sharing
+
+SLIVER = 1e-9
+"""Seconds that are rounding."""
+
+
+class Done(NamedTuple):
+    """What a device has to say."""
+
+    served: Sequence[Event]
+    rolled: Sequence[Event]
+    lost: Sequence[tuple[Job, int]]
+    """Turns whose memory was taken, with the tokens they have made."""
+
+
+class Device:
+    def __init__(
+        self,
+        number: int,
+        *,
+        serving: EngineModel | None,
+        rollout: EngineModel,
+        kv_total: int,
+        sharing: Sharing | None = None,
+        headroom: float = 0.2,
+        policy: str = "aimd",
+    ) -> None:
+        self.number = number
+        self.serving = Engine(serving) if serving else None
+        self.rollout = Engine(rollout)
+        self.active = serving is None
+        """The rollout engine may run."""
+        self.epoch = 0
+        """Counts changes: what was foreseen before one is void."""
+        self.at = 0.0
+        self._sharing = sharing
+        self._memory = MemoryTerms(kv_total, headroom, policy, kv_total)
+        self.budget = Budget(kv_total if serving is None else 0)
+        self._errors = ErrorBudget(sharing.terms.error_budget if sharing else 0.0)
+        self._arrived = 0
+        self._arrivals: list[float] = []
+        """Of waiting requests, the oldest first."""
+        self._shares = SHUT
+        self._speeds = (ALONE, ALONE)
+        self._busy_since: float | None = None
+        self._again = math.inf
+        """When the rule may say otherwise though nothing has happened."""
+        self.rl_step = 0
+        self.serving_s = self.rollout_s = 0.0
+        """Device time that each engine has had."""
+        self.rolled_tokens = 0
+        self.late_expected = 0.0
+
+    # ---- time
+
+    def advance(self, now: float) -> None:
+        """Let both engines work until now; nothing may end before."""
+        span = now - self.at
+        if span > 0:
+            fast, slow = self._speeds
+            if self.serving is not None and self.serving.work:
+                self.serving.work = max(0.0, self.serving.work - span * fast)
+                self.serving_s += span * fast
+            if self.rollout.work:
+                self.rollout.work = max(0.0, self.rollout.work - span * slow)
+                self.rollout_s += span * slow
+        self.at = now
+
+    def settle(self, now: float) -> Done:
+        """What has ended by now, and begin what can begin."""
+        served: list[Event] = []
+        rolled: list[Event] = []
+        serving, rollout = self.serving, self.rollout
+        if serving is not None and serving.steps and serving.work <= SLIVER:
+            served = serving.done()
+            serving.steps = 0
+            del self._arrivals[: sum(event.first for event in served)]
+            if served:
+                rollout.cut()  # what it was granted rested on who was served
+        if rollout.steps and rollout.work <= SLIVER:
+            rolled = rollout.done()
+            rollout.steps = 0
+            self.late_expected += self._shares.risk
+            self._errors.spend(self._shares.risk)
+        lost = self._split(now)
+        self._begin(now)
+        return Done(served, rolled, lost)
+
+    def next(self) -> float:
+        """When something ends, if nothing else happens."""
+        found = math.inf
+        fast, slow = self._speeds
+        if self.serving is not None and self.serving.steps and fast > 0:
+            found = self.at + self.serving.work / fast
+        if self.rollout.steps and slow > 0:
+            found = min(found, self.at + self.rollout.work / slow)
+        return min(found, self._again)
+
+    # ---- what comes in
+
+    def arrive(self, job: Job, now: float) -> None:
+        """A serving request."""
+        assert self.serving is not None
+        self._arrived += 1
+        self._errors.earn(self._arrived)
+        self._arrivals.append(now)
+        self.serving.cut()
+        self.rollout.cut()
+        self.serving.add(job)
+
+    def take(self, job: Job) -> None:
+        """A turn."""
+        self.rollout.cut()
+        self.rollout.add(job)
+
+    def wake(self) -> None:
+        self.active = True
+
+    def sleep(self) -> list[tuple[Job, int]]:
+        """Serving has its device back: all turns with what they have made."""
+        self.active = False
+        self.rollout.cut()
+        self.rollout.steps, self.rollout.work = 0, 0.0
+        everyone = {job.id for _, _, job in self.rollout.ending}
+        everyone |= {prompt.job.id for prompt in self.rollout.waiting}
+        return list(self.rollout.remove(everyone))
+
+    # ---- sharing
+
+    def _begin(self, now: float) -> None:
+        serving, rollout = self.serving, self.rollout
+        self._again = math.inf
+        if serving is not None and not serving.steps and serving.busy:
+            serving.plan()
+        if serving is None:
+            self._speeds = (NOBODY, ALONE)
+            if not rollout.steps and rollout.busy:
+                rollout.plan()
+            return
+        if not serving.busy:
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = now
+        if self.active and rollout.busy and not rollout.steps:
+            self._shares = self._ask(serving, now)
+            if self._shares.tokens:
+                rollout.plan(self._shares.tokens)
+        self._speeds = self._divide(serving)
+
+    def _ask(self, serving: Engine, now: float) -> Shares:
+        assert self._sharing is not None
+        due = math.inf
+        if self._arrivals:
+            due = self._arrivals[0] + self._sharing.slo.ttft_s - now
+        began = self._busy_since if self._busy_since is not None else now
+        patient = now - began >= self._sharing.patience(self.rollout) - SLIVER
+        if not patient:
+            self._again = began + self._sharing.patience(self.rollout)
+        return self._sharing.of(
+            serving,
+            self.rollout,
+            due_s=due,
+            allowance=self._errors.left,
+            patient=patient,
+        )
+
+    def _divide(self, serving: Engine) -> tuple[float, float]:
+        """How fast both go until something happens."""
+        assert self._sharing is not None
+        if not self.rollout.steps:
+            return (0.5 if self._sharing.terms.rule == "static_split" else ALONE), NOBODY
+        if not serving.steps:
+            return NOBODY, max(self._shares.rollout, NOBODY) or ALONE
+        if self._sharing.terms.preempt_s is not None:
+            return ALONE, NOBODY
+        if self._shares.serving > 0:
+            return self._shares.serving, self._shares.rollout
+        return 0.5, 0.5  # begun while serving was idle: to its end, by turns
+
+    # ---- memory
+
+    def _split(self, now: float) -> list[tuple[Job, int]]:
+        serving, rollout = self.serving, self.rollout
+        if serving is None:
+            return []
+        need = (serving.context + serving.prompts) * serving.model.kv_bytes
+        demand = Demand(self.active, need, True, self.rl_step)
+        before = self.budget
+        self.budget = memory.decide(before, demand, self._memory, now)
+        if self.budget.bytes >= before.bytes:
+            return []
+        held = (rollout.context + rollout.prompts) * rollout.model.kv_bytes
+        if held <= self.budget.bytes:
+            return []
+        return self._evict(held - self.budget.bytes)
+
+    def _evict(self, excess: int) -> list[tuple[Job, int]]:
+        """Turns with the least computed work go first; the step in flight is given up."""
+        rollout = self.rollout
+        rollout.cut()
+        rollout.steps, rollout.work = 0, 0.0
+        gone: set[int] = set()
+        for prompt in reversed(rollout.waiting):
+            if excess <= 0:
+                break
+            gone.add(prompt.job.id)
+            excess -= max(1, prompt.job.prompt) * rollout.model.kv_bytes
+        for ends, id_, job in sorted(rollout.ending, key=lambda entry: -entry[0]):
+            if excess <= 0:
+                break
+            gone.add(id_)
+            excess -= (job.context + job.new - (ends - rollout.made)) * rollout.model.kv_bytes
+        return list(rollout.remove(gone))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of rollouts' KV."""
+        return self.budget.bytes // self.rollout.model.kv_bytes

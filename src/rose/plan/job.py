@@ -1,0 +1,289 @@
+"""An RL job on a simulated fleet, step by step: sample, learn, send weights, and again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rose.executor.slo import Slo
+from rose.plan.device import Device
+from rose.plan.fleet import Fleet, Kind
+from rose.plan.scenario import Scenario
+from rose.plan.sharing import PERCENTS, Prompts, Sharing
+from rose.plan.sync import Codec, Sync, sync_seconds
+from rose.plan.system import System
+from rose.plan.workload.serving import make_traffic
+from rose.plan.workload.traffic import Traffic
+
+Progress = Callable[[float], None]
+KNOWN = 5_000
+"""Requests from which a serving engine knows how long prompts are."""
+BISECTIONS = 12
+
+
+@dataclass(frozen=True)
+class StepTime:
+    rollout_s: float
+    train_s: float
+    sync_s: float
+    seconds: float
+    trajectories: int
+    tokens: int
+
+
+@dataclass
+class Outcome:
+    """What became of a job under a system."""
+
+    system: str
+    steps: list[StepTime] = field(default_factory=list)
+    ttft: np.ndarray = field(default_factory=lambda: np.empty(0))
+    tpot: np.ndarray = field(default_factory=lambda: np.empty(0))
+    slo: Slo = Slo(0.0, 0.0)
+    lent: list[tuple[float, int]] = field(default_factory=list)
+    """When how many devices were lent."""
+    lent_s: float = 0.0
+    activating_s: float = 0.0
+    device_s: float = 0.0
+    """Rollouts' time on borrowed devices."""
+    idle_s: float = 0.0
+    """Time that serving left on them while they were lent."""
+    cuts: int = 0
+    made: int = 0
+    """Tokens that engines made for turns."""
+    prefix_hits: float = 0.0
+    events: int = 0
+    busy: float = 0.0
+    """Share of the time that serving has had steps on its devices."""
+    finished: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """Seconds after its step began that each trajectory ended."""
+
+    @property
+    def throughput(self) -> float:
+        """Trajectories a second over whole steps."""
+        return sum(s.trajectories for s in self.steps) / sum(s.seconds for s in self.steps)
+
+    @property
+    def rollout_s(self) -> float:
+        return float(np.mean([s.rollout_s for s in self.steps]))
+
+    def p99(self, what: str) -> float:
+        values = getattr(self, what)
+        values = values[~np.isnan(values)]
+        return float(np.quantile(values, 0.99, method="higher")) if len(values) else math.nan
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of serving's requests that kept both promises."""
+        if not len(self.ttft):
+            return None
+        return float(np.mean((self.ttft <= self.slo.ttft_s) & (self.tpot <= self.slo.tpot_s)))
+
+    @property
+    def harvest(self) -> float | None:
+        return self.device_s / self.idle_s if self.idle_s else None
+
+    @property
+    def allocation_overhead(self) -> float:
+        """Share of the steps' time that devices were asked for and not there yet."""
+        asked = self.lent_s + self.activating_s
+        return self.activating_s / asked if asked else 0.0
+
+
+def simulate(scenario: Scenario, system: System, progress: Progress = lambda _: None) -> Outcome:
+    """Same scenario and seed: same arrivals and trajectories for every system."""
+    streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(3)]
+    devices = _devices(scenario, system)
+    fleet = Fleet(devices, _traffic(scenario, devices, streams[0]), _kind(scenario, system),
+                  streams[2])  # fmt: skip
+    outcome = Outcome(system.name, slo=scenario.serving.slo)
+    run = _synchronous if scenario.job.staleness is None else _asynchronous
+    run(fleet, scenario, system, streams[1], outcome, progress)
+    _account(fleet, outcome)
+    return outcome
+
+
+def alone(scenario: Scenario, seconds: float) -> Outcome:
+    """Serving without any job beside it."""
+    rng = np.random.default_rng(np.random.SeedSequence(scenario.seed).spawn(3)[0])
+    nothing = System("serving_alone", "serving alone")
+    devices = _devices(replace(scenario, dedicated=0), nothing, serving=True)
+    fleet = Fleet(devices, _traffic(scenario, devices, rng), Kind(), rng)
+    outcome = Outcome("serving_alone", slo=scenario.serving.slo)
+    fleet.pass_time(seconds)
+    _account(fleet, outcome)
+    return outcome
+
+
+def at_load(scenario: Scenario, load: float, seconds: float = 600.0) -> Scenario:
+    """At the rate that keeps a device busy with serving for this share of the time."""
+
+    def busy(rate: float) -> float:
+        serving = replace(scenario.serving, rate=rate)
+        one = replace(scenario, serving=serving, lendable=1, longest_s=seconds)
+        return alone(one, seconds).busy
+
+    low, high = 0.0, 1.0
+    while busy(high) < load:
+        low, high = high, 2 * high
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if busy(middle) < load else (low, middle)
+    return replace(scenario, serving=replace(scenario.serving, rate=high))
+
+
+def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[Device]:
+    """The job's own first, then those that it may borrow."""
+    job, promised = scenario.job, scenario.serving
+    made = [
+        Device(i, serving=None, rollout=job.engine, kv_total=scenario.kv_bytes)
+        for i in range(scenario.dedicated)
+    ]
+    shared = system.borrows == "serving" or serving
+    extra = {"nothing": 0, "serving": scenario.lendable, "idle": scenario.lendable,
+             "trainers": scenario.trainers}[system.borrows]  # fmt: skip
+    sharing = _sharing(scenario, system) if shared else None
+    for i in range(scenario.lendable if serving else extra):
+        one = Device(
+            len(made),
+            serving=promised.engine if shared else None,
+            rollout=job.engine,
+            kv_total=scenario.kv_bytes,
+            sharing=sharing,
+            headroom=promised.headroom,
+            policy=system.memory,
+        )
+        one.active = False
+        made.append(one)
+    return made
+
+
+def _sharing(scenario: Scenario, system: System) -> Sharing:
+    serving = scenario.serving
+    seen = make_traffic(serving.law, serving.sizes, serving.rate, KNOWN / serving.rate, 0)
+    drawn = seen.prompt if len(seen) else np.ones(1)
+    percentiles = tuple(int(q) for q in np.percentile(drawn, PERCENTS))
+    prompts = Prompts(percentiles, int(np.percentile(drawn, 99)), serving.rate)
+    lendable = 1.0 - serving.slo_margin
+    slo = Slo(serving.slo.ttft_s * lendable, serving.slo.tpot_s * lendable)
+    return Sharing(
+        system.terms, slo, serving.engine, scenario.job.engine, prompts,
+        credit_s=serving.credit_s, slowdown=scenario.slowdown, paced=system.paced,
+    )  # fmt: skip
+
+
+def _traffic(
+    scenario: Scenario, devices: list[Device], rng: np.random.Generator
+) -> list[Traffic | None]:
+    """All devices' users at once, so that bursts meet all of them; dealt out at random."""
+    serving, count = scenario.serving, sum(d.serving is not None for d in devices)
+    if not count:
+        return [None] * len(devices)
+    seed = int(rng.integers(1 << 31))
+    whole = make_traffic(
+        serving.law, serving.sizes, serving.rate * count, scenario.longest_s, seed
+    )
+    parts = iter(whole.split(count, rng))
+    return [next(parts) if device.serving is not None else None for device in devices]
+
+
+def _kind(scenario: Scenario, system: System) -> Kind:
+    most = {"nothing": 0, "trainers": scenario.trainers}.get(system.borrows, scenario.lendable)
+    return Kind(
+        placement=system.placement,
+        order=system.order,
+        most_borrowed=most,
+        activate_s=system.activate_s,
+        keep_s=system.keep_s,
+        revoked_per_s=system.revoked_per_s,
+        away_s=system.away_s,
+        limit_s=system.limit_s,
+    )
+
+
+def weights(scenario: Scenario, system: System) -> Sync:
+    """What one version takes to all engines."""
+    engines = scenario.dedicated + (scenario.lendable if system.borrows != "nothing" else 0)
+    return sync_seconds(
+        scenario.job.parameters,
+        scenario.job.density if system.sparse else 1.0,
+        scenario.links,
+        codec=Codec.ROSE if system.sparse else Codec.DENSE,
+        engines=max(1, engines),
+        tp=scenario.tp,
+        trainer_ranks=scenario.trainers * scenario.tp,
+    )
+
+
+def _synchronous(
+    fleet: Fleet, scenario: Scenario, system: System, rng: np.random.Generator, outcome: Outcome,
+    progress: Progress,
+) -> None:  # fmt: skip
+    job, sync = scenario.job, weights(scenario, system)
+    ended: list[np.ndarray] = []
+    for step in range(scenario.steps):
+        began, count, tokens = fleet.now, 0, 0
+        for groups in job.demand.rounds(step, rng):
+            round_began = fleet.now
+            plan = job.law.draw(groups, job.demand.samples, rng)
+            fleet.begin(plan, step)
+            fleet.run(lambda: fleet.left == 0)
+            count, tokens = count + len(plan), tokens + int(plan.output.sum())
+            ended.append(fleet.ended - round_began)
+        rollout_s = fleet.now - began
+        if system.borrows == "trainers":
+            fleet.release()
+        fleet.pass_time(job.train_s + sync.total_s)
+        outcome.steps.append(
+            StepTime(rollout_s, job.train_s, sync.total_s, fleet.now - began, count, tokens)
+        )
+        progress((step + 1) / scenario.steps)
+    outcome.finished = np.concatenate(ended)
+
+
+def _asynchronous(
+    fleet: Fleet, scenario: Scenario, system: System, rng: np.random.Generator, outcome: Outcome,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Trajectories of later steps begin while a step is learned, as many as will not be stale."""
+    job, sync = scenario.job, weights(scenario, system)
+    assert job.staleness is not None
+    batch = job.demand.prompts * job.demand.samples
+    steps = scenario.steps + job.staleness
+    plan = job.law.draw(job.demand.prompts * steps, job.demand.samples, rng)
+    fleet.begin(plan, 0, most=batch * (1 + job.staleness))
+    last = 0.0
+    for step in range(scenario.steps):
+        needed = batch * (step + 1)
+        fleet.run(lambda needed=needed: len(plan) - fleet.left >= needed)
+        waited = fleet.now - last
+        fleet.pass_time(job.train_s + sync.pause_s)
+        fleet.more(batch * (step + 2 + job.staleness))
+        tokens = int(plan.output.sum()) // steps
+        outcome.steps.append(
+            StepTime(waited, job.train_s, sync.pause_s, fleet.now - last, batch, tokens)
+        )
+        last = fleet.now
+        progress((step + 1) / scenario.steps)
+
+
+def _account(fleet: Fleet, outcome: Outcome) -> None:
+    served = fleet.served
+    outcome.ttft, outcome.tpot = np.array(served.ttft), np.array(served.tpot)
+    whole = ~np.isnan(outcome.ttft)
+    outcome.ttft, outcome.tpot = outcome.ttft[whole], outcome.tpot[whole]
+    for device in fleet.devices:
+        if (one := fleet.lent.get(device.number)) is not None:
+            outcome.lent_s += one.lent_s
+            outcome.activating_s += one.activating_s
+            outcome.device_s += device.rollout_s
+            outcome.idle_s += max(0.0, one.lent_s - one.served_lent_s)
+    serve = [d.serving_s for d in fleet.devices if d.serving is not None]
+    outcome.busy = float(np.mean(serve)) / fleet.now if serve and fleet.now else 0.0
+    outcome.lent = fleet.timeline
+    outcome.cuts, outcome.events = fleet.cuts, fleet.events
+    outcome.made = sum(device.rolled_tokens for device in fleet.devices)
+    outcome.prefix_hits = fleet.hits / fleet.looked if fleet.looked else 0.0

@@ -1,0 +1,37 @@
+"""A way to give an RL job devices: what is borrowed, under which rule, at what delay.
+
+Each system that is compared is such a description, in a file of its own in `systems/`. The
+policies are the live ones; a system only chooses among them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from rose.executor.admission import Terms
+from rose.scheduler.provisioner import KEEP_S
+
+
+@dataclass(frozen=True)
+class System:
+    name: str
+    says: str
+    """In one line, for reports."""
+    borrows: Literal["nothing", "serving", "idle", "trainers"] = "nothing"
+    """`serving`: the idle part of devices that serve; `idle`: whole devices of somebody else;
+    `trainers`: the job's own trainers while they do not train."""
+    terms: Terms = Terms()
+    paced: bool = False
+    """One executor runs both engines and lets serving's tokens wait until they are due."""
+    memory: str = "aimd"
+    placement: str = "cost"
+    order: str = "longest_first"
+    activate_s: float = 0.0
+    keep_s: float = KEEP_S
+    revoked_per_s: float = 0.0
+    away_s: float = 0.0
+    limit_s: float = math.inf
+    sparse: bool = False
+    """Weights reach borrowed devices as what changed, through a relay, while the step goes on."""

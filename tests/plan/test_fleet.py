@@ -1,0 +1,122 @@
+"""A simulated fleet: no turn is lost, the same seed gives the same run, more devices help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.plan.simple import MODEL
+
+from rose.bench.arrivals import Fixed, LogNormal
+from rose.executor.slo import Slo
+from rose.plan.job import Outcome, alone, at_load, simulate
+from rose.plan.scenario import RlJob, Scenario, Serving
+from rose.plan.sync import Links
+from rose.plan.systems import SYSTEMS
+from rose.plan.workload.demand import Accept, Dapo, Grpo
+from rose.plan.workload.laws import Poisson, SquareBursts
+from rose.plan.workload.quantiles import Quantiles
+from rose.plan.workload.rollouts import Rollouts
+from rose.plan.workload.serving import Sizes
+
+LAW = Rollouts(
+    prompt=Fixed(100),
+    turns=Quantiles(((0.1, 1), (0.5, 3), (0.99, 12))),
+    output=LogNormal(30, 0.5, 200),
+    observation=Fixed(10),
+    tool_s=Quantiles(((0.5, 0.01), (0.99, 2.0))),
+    alike=0.5,
+    steady=0.3,
+    context=4096,
+)
+
+
+def scenario(**more: Any) -> Scenario:
+    serving = Serving(
+        MODEL, Slo(0.6, 0.1), 0.5, Poisson(), Sizes(LogNormal(80, 0.5, 300), Fixed(8))
+    )
+    job = RlJob(MODEL, LAW, Grpo(4, 4), train_s=5.0, parameters=10_000_000)
+    made = Scenario(
+        "test", dedicated=1, lendable=3, trainers=1, tp=1, kv_bytes=20_000_000,
+        serving=serving, job=job, links=Links(1e9, 1e9), steps=2, longest_s=400.0,
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_ends_every_trajectory(name: str) -> None:
+    found = simulate(scenario(), SYSTEMS[name])
+    assert [step.trajectories for step in found.steps] == [16, 16]
+    assert len(found.finished) == 32
+    assert not np.isnan(found.finished).any()
+    assert all(step.seconds >= step.rollout_s + 5.0 for step in found.steps)
+
+
+def facts(found: Outcome) -> tuple[Any, ...]:
+    return (found.steps, found.ttft.tolist(), found.tpot.tolist(), found.events, found.cuts,
+            found.finished.tolist(), found.lent)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["rose", "rose_published", "spot"])
+def test_the_same_seed_gives_the_same_run_bit_for_bit(name: str) -> None:
+    first, again = (simulate(scenario(), SYSTEMS[name]) for _ in range(2))
+    assert facts(first) == facts(again)
+    other = simulate(scenario(seed=1), SYSTEMS[name])
+    assert facts(first) != facts(other)
+
+
+def test_all_systems_see_the_same_users_and_trajectories() -> None:
+    found = [simulate(scenario(steps=1), SYSTEMS[name]) for name in ("rose", "share_all", "fixed")]
+    assert len({outcome.steps[0].tokens for outcome in found}) == 1
+
+
+def test_one_trajectory_on_one_device_takes_what_can_be_worked_out() -> None:
+    law = replace(
+        LAW, turns=Quantiles(((0.0, 3), (1.0, 3))), output=LogNormal(20, 0.0, 20),
+        tool_s=Quantiles(((0.0, 1.0), (1.0, 1.0))),
+    )  # fmt: skip
+    job = replace(scenario().job, law=law, demand=Grpo(1, 1))
+    found = simulate(scenario(job=job, lendable=0, steps=1), SYSTEMS["fixed"])
+    prompts = 100 + 2 * (10 + 1)  # the last token of a turn is not in its KV before the next reads
+    steps = 3 * (0.01 + 19 * 0.011)
+    assert found.rollout_s == pytest.approx(steps + 0.0001 * prompts + 2.0, abs=0.01)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.sampled_from(sorted(SYSTEMS)), st.floats(0.1, 4.0))
+def test_no_token_is_lost_whatever_is_taken_back(seed: int, name: str, rate: float) -> None:
+    serving = replace(scenario().serving, rate=rate, law=SquareBursts(3.0))
+    system = replace(SYSTEMS[name], revoked_per_s=0.2, away_s=1.0)
+    found = simulate(scenario(seed=seed, serving=serving, steps=1), system)
+    assert found.steps[0].tokens == found.made
+    assert not np.isnan(found.finished).any()
+
+
+def test_borrowing_helps_and_serving_alone_is_what_it_is_compared_with() -> None:
+    many = scenario(job=replace(scenario().job, demand=Grpo(32, 8)))
+    fixed, rose = (simulate(many, SYSTEMS[name]) for name in ("fixed", "rose"))
+    assert rose.throughput > 1.2 * fixed.throughput
+    assert fixed.attainment is None
+    assert rose.harvest is not None and 0 < rose.harvest <= 1.2
+    quiet = alone(scenario(), 300.0)
+    assert quiet.attainment == 1.0
+    assert quiet.p99("ttft") <= rose.p99("ttft")
+
+
+def test_a_load_is_met() -> None:
+    found = at_load(scenario(), 0.3)
+    assert alone(replace(found, lendable=1), 400.0).busy == pytest.approx(0.3, abs=0.03)
+
+
+def test_dapo_samples_more_and_asynchronous_steps_wait_less() -> None:
+    base = scenario()
+    dapo = replace(base, job=replace(base.job, demand=Dapo(4, 4, Accept(0.4, 0.4, 1))))
+    assert simulate(dapo, SYSTEMS["fixed"]).steps[0].trajectories > 16
+    loose = replace(base, job=replace(base.job, staleness=1), steps=4)
+    strict = replace(base, steps=4)
+    fast, slow = (simulate(one, SYSTEMS["fixed"]).throughput for one in (loose, strict))
+    assert fast > slow
