@@ -70,7 +70,9 @@ def page_dump(
 
 @models_app.command("make")
 def models_make(
-    name: Annotated[str, typer.Argument(help="tiny, small, medium, smollm2; tiny-a, tiny-b: random")],
+    name: Annotated[
+        str, typer.Argument(help="tiny, small, medium, smollm2; tiny-a, tiny-b: random")
+    ],
     path: Annotated[Path | None, typer.Argument(help="Folder to make it in.")] = None,
 ) -> None:
     """Make a model on this machine, without a hub."""

@@ -49,7 +49,9 @@ def test_a_fleet_is_planned_as_table_json_and_page(tmp_path: Path) -> None:
     assert all(cost > 0 for cost in found["modes"]["rose"]["money"].values())
     text = page.read_text()
     assert text.count("<svg") == 2
-    assert "http://" not in text.replace("http://www.w3.org", "").replace("http://purl.org", "").replace("http://creativecommons.org", "")  # noqa: E501
+    assert "http://" not in text.replace("http://www.w3.org", "").replace(
+        "http://purl.org", ""
+    ).replace("http://creativecommons.org", "")
 
 
 def test_the_same_file_gives_the_same_plan(tmp_path: Path) -> None:

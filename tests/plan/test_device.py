@@ -117,7 +117,7 @@ def test_nothing_is_lost_and_serving_is_never_held_up_for_longer_than_a_step(
         seen += run(one)
         return times(seen, "first"), times(seen, "served"), len(times(seen, "turn"))
 
-    alone_first, alone_end, _ = served(beside=False)
+    _, alone_end, _ = served(beside=False)
     first, end, done = served(beside=True)
     assert first.keys() == end.keys() == alone_end.keys() == set(range(len(requests)))
     assert done == len(turns)

@@ -1,6 +1,6 @@
 """A policy that changes, changes a number here: then look at it, and store the new one.
 
-    python -m tests.plan.test_reference
+python -m tests.plan.test_reference
 """
 
 from __future__ import annotations

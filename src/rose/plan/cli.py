@@ -29,9 +29,7 @@ def plan(
     preset: Annotated[
         str | None, typer.Option(help="The paper's settings: paper-8b-grpo, paper-32b-dapo, ...")
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result here.")
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     page: Annotated[Path | None, typer.Option("--html", help="Write a report here.")] = None,
     executor: Annotated[
         Path, typer.Option(help="What `rose bench executor` measured, to validate against.")
@@ -102,8 +100,7 @@ def _validate(path: Path, say: Say) -> Shown:
     from rose.plan import validate
 
     rows = validate.executor(path, say)
-    table = Table("scenario", "mode", "", "measured", "simulated", "error", title_justify="left",
-                  title="what was measured here, and what is simulated from the profile")  # fmt: skip
+    table = Table("scenario", "mode", "", "measured", "simulated", "error")
     for row in rows:
         table.add_row(row.scenario, row.mode, row.key, f"{row.measured:.4g}",
                       f"{row.simulated:.4g}", f"{row.error:.0%}")  # fmt: skip
@@ -147,7 +144,7 @@ def _tables(found: Plan) -> list[Any]:
 
     fixed = found.fixed.throughput
     systems = Table("", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT / TPOT ms",
-                    "harvest", "weights", title=found.scenario.name, title_justify="left")  # fmt: skip
+                    "harvest", "weights", title=found.scenario.name)  # fmt: skip
     for name, one in found.outcomes.items():
         sync = sum(s.sync_s for s in one.steps) / sum(s.seconds for s in one.steps)
         systems.add_row(
@@ -157,15 +154,16 @@ def _tables(found: Plan) -> list[Any]:
             "-" if one.harvest is None else f"{one.harvest:.2f}", f"{sync:.1%}",
         )  # fmt: skip
     quiet = found.serving_alone
-    systems.add_row("serving alone", "-", "-", f"{quiet.attainment or 0:.2%}", _p99(quiet), "-", "-")
+    systems.add_row(
+        "serving alone", "-", "-", f"{quiet.attainment or 0:.2%}", _p99(quiet), "-", "-"
+    )
     what_if = Table("what if", "throughput vs fixed", "SLO met", title_justify="left")
     for name, row in found.sensitivity.items():
         what_if.add_row(name, f"{row['throughput_vs_fixed']:.2f}", f"{row['slo_attainment']:.2%}")
     answer = found.answer
     assert answer is not None
-    words = (
-        f"borrow at most {answer.max_borrowed} devices, headroom {answer.headroom:.0%}: {answer.why}"
-    )
+    words = f"borrow at most {answer.max_borrowed} devices, headroom {answer.headroom:.0%}: "
+    words += answer.why
     return [systems, what_if, f"[{'green' if answer.safe else 'red'}]{words}[/]"]
 
 

@@ -14,6 +14,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -186,7 +187,7 @@ class Fleet:
         traffic = self._traffic[device.number]
         index = self._next_request[device.number]
         if traffic is not None and index < len(traffic):
-            self._at(float(traffic.arrival_s[index]), lambda now, d=device: self._arrive(d, now))
+            self._at(float(traffic.arrival_s[index]), partial(self._arrive, device))
 
     def _arrive(self, device: Device, now: float) -> None:
         traffic = self._traffic[device.number]
@@ -308,7 +309,7 @@ class Fleet:
     # ---- placement
 
     def _dispatch(self, now: float) -> None:
-        missed = []
+        missed: list[tuple[float, int, int]] = []
         while self._waiting and len(missed) < LOOK_FURTHER:
             entry = heappop(self._waiting)
             if not self._place(entry[2], now):

@@ -1,4 +1,4 @@
-"""An operator's fleet as a TOML file. Unknown keys and impossible values are refused in a sentence."""
+"""An operator's fleet as a TOML file. What is unknown or impossible is refused in a sentence."""
 
 from __future__ import annotations
 

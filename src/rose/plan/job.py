@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from rose.plan.workload.serving import make_traffic
 from rose.plan.workload.traffic import Traffic
 
 Progress = Callable[[float], None]
+NOTHING = Slo(0.0, 0.0)
 KNOWN = 5_000
 """Requests from which a serving engine knows how long prompts are."""
 BISECTIONS = 12
@@ -42,7 +44,7 @@ class Outcome:
     steps: list[StepTime] = field(default_factory=list)
     ttft: np.ndarray = field(default_factory=lambda: np.empty(0))
     tpot: np.ndarray = field(default_factory=lambda: np.empty(0))
-    slo: Slo = Slo(0.0, 0.0)
+    slo: Slo = NOTHING
     lent: list[tuple[float, int]] = field(default_factory=list)
     """When how many devices were lent."""
     lent_s: float = 0.0
@@ -146,7 +148,7 @@ def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[
     extra = {"nothing": 0, "serving": scenario.lendable, "idle": scenario.lendable,
              "trainers": scenario.trainers}[system.borrows]  # fmt: skip
     sharing = _sharing(scenario, system) if shared else None
-    for i in range(scenario.lendable if serving else extra):
+    for _ in range(scenario.lendable if serving else extra):
         one = Device(
             len(made),
             serving=promised.engine if shared else None,
@@ -183,9 +185,7 @@ def _traffic(
     if not count:
         return [None] * len(devices)
     seed = int(rng.integers(1 << 31))
-    whole = make_traffic(
-        serving.law, serving.sizes, serving.rate * count, scenario.longest_s, seed
-    )
+    whole = make_traffic(serving.law, serving.sizes, serving.rate * count, scenario.longest_s, seed)
     parts = iter(whole.split(count, rng))
     return [next(parts) if device.serving is not None else None for device in devices]
 
@@ -258,7 +258,7 @@ def _asynchronous(
     last = 0.0
     for step in range(scenario.steps):
         needed = batch * (step + 1)
-        fleet.run(lambda needed=needed: len(plan) - fleet.left >= needed)
+        fleet.run(partial(_ended, fleet, needed))
         waited = fleet.now - last
         fleet.pass_time(job.train_s + sync.pause_s)
         fleet.more(batch * (step + 2 + job.staleness))
@@ -268,6 +268,10 @@ def _asynchronous(
         )
         last = fleet.now
         progress((step + 1) / scenario.steps)
+
+
+def _ended(fleet: Fleet, needed: int) -> bool:
+    return len(fleet.ended) - fleet.left >= needed
 
 
 def _account(fleet: Fleet, outcome: Outcome) -> None:

@@ -61,8 +61,8 @@ def page(plan: Plan) -> str:
         "simulated.</p>",
     ]  # fmt: skip
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(plan.scenario.name)}'
-        f"</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{html.escape(plan.scenario.name)}</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
     )
 
 
@@ -88,8 +88,8 @@ def _systems(plan: Plan) -> str:
             f"{one.allocation_overhead:.1%}",
         ])  # fmt: skip
     quiet = plan.serving_alone
-    rows.append(["serving alone", "-", "-", _met(quiet.attainment),
-                 f"{quiet.p99('ttft') * 1e3:.0f}", f"{quiet.p99('tpot') * 1e3:.1f}", "-", "-"])  # fmt: skip
+    p99 = (f"{quiet.p99('ttft') * 1e3:.0f}", f"{quiet.p99('tpot') * 1e3:.1f}")
+    rows.append(["serving alone", "-", "-", _met(quiet.attainment), *p99, "-", "-"])
     return _table(
         ["", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT ms", "P99 TPOT ms", "harvest",
          "allocation"], rows,

@@ -46,7 +46,7 @@ FREE = {
     "training time": "follows from the paper's share of rollouts in a step, 86.9 % and 70.5 %",
     "share of weights that change, 3 %": "PULSE and others report 0.6 to 4.5 %; the paper > 95 % "
     "zeros",
-    "share of groups that DAPO keeps, 1/4": "CHOSEN for the paper's largest demand, 5.7 x the batch",
+    "share of groups that DAPO keeps, 1/4": "CHOSEN for the paper's largest demand, 5.7 batches",
     "slowdown of engines that take turns, 1.1": "CHOSEN",
     "engines": "roofline.Efficiency, marked there",
     "acquisition of spot and serverless devices": "systems/spot.py, systems/serverless.py, CHOSEN",
@@ -239,9 +239,7 @@ def _sync_ratio(scenario: Scenario) -> float:
     return seconds(Codec.DENSE, 1.0) / seconds(Codec.COO, scenario.job.density)
 
 
-def _row(
-    name: str, paper: float | tuple[float, float], simulated: float, kind: str = ""
-) -> Row:
+def _row(name: str, paper: float | tuple[float, float], simulated: float, kind: str = "") -> Row:
     low, high = paper if isinstance(paper, tuple) else (paper, paper)
     nearest = min(max(simulated, low), high)
     shown = f"{low:g}" if low == high else f"{low:g} to {high:g}"

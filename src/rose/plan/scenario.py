@@ -1,4 +1,4 @@
-"""What is simulated: a fleet, its users, an RL job. Plain facts; `fleet_file` reads them of TOML."""
+"""What is simulated: a fleet, its users, an RL job. Plain facts; `fleet_file` reads a TOML."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -178,7 +178,9 @@ class Sharing:
             busy_s=math.inf if patient else 0.0,
         )
 
-    def _answer(self, asked: Question, queue: Queue, turns: int, context: int, steps: int) -> Shares:
+    def _answer(
+        self, asked: Question, queue: Queue, turns: int, context: int, steps: int
+    ) -> Shares:
         """What a window means: tokens that fit, and how the device is shared in the long run."""
         window = admission.window(asked)
         tokens = self._fitting(window.seconds, turns, context)
@@ -228,8 +230,9 @@ class Sharing:
         next_s, clear_s = bounds(queue, upper, budget, slo.tpot_s) if busy else (0.0, 0.0)
         next_new, clear_new = both(prompts.worst)
         news = [both(prompt) for prompt in prompts.percentiles]
-        given = {f"next_new_{p}_s": s for p, (s, _) in zip(PERCENTS, news, strict=True)}
-        given |= {f"clear_new_{p}_s": s for p, (_, s) in zip(PERCENTS, news, strict=True)}
+        given: dict[str, Any] = {}
+        for percent, (step, clear) in zip(PERCENTS, news, strict=True):
+            given |= {f"next_new_{percent}_s": step, f"clear_new_{percent}_s": clear}
         return ServingFacts(
             running=queue.decode,
             waiting=queue.starting,

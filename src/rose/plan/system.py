@@ -13,6 +13,8 @@ from typing import Literal
 from rose.executor.admission import Terms
 from rose.scheduler.provisioner import KEEP_S
 
+PLAIN = Terms()
+
 
 @dataclass(frozen=True)
 class System:
@@ -22,7 +24,7 @@ class System:
     borrows: Literal["nothing", "serving", "idle", "trainers"] = "nothing"
     """`serving`: the idle part of devices that serve; `idle`: whole devices of somebody else;
     `trainers`: the job's own trainers while they do not train."""
-    terms: Terms = Terms()
+    terms: Terms = PLAIN
     paced: bool = False
     """One executor runs both engines and lets serving's tokens wait until they are due."""
     memory: str = "aimd"

@@ -138,7 +138,9 @@ class _Bench:
         device.active = False
         rng = np.random.default_rng(repeat)
         shifted = Traffic(traffic.arrival_s + WARM_S, traffic.prompt, traffic.output, seconds)
-        fleet = Fleet([device], [shifted], Kind(most_borrowed=int(mode.rollout), activate_s=0.0), rng)
+        fleet = Fleet(
+            [device], [shifted], Kind(most_borrowed=int(mode.rollout), activate_s=0.0), rng
+        )
         if mode.rollout:
             fleet.refills = True
             plan = _trajectories(work).draw(TRAJECTORIES, 1, rng)
