@@ -86,12 +86,12 @@ def most_telling(group: Group, count: int) -> list[int]:
 
     Down-sampling of rollouts (PODS, arXiv 2504.13818): the best and the worst tell nearly all, at
     a fraction of the learner's time. The largest variance is always had by some from the top and
-    the rest from the bottom; among equals the first sampled are taken.
+    the rest from the bottom.
     """
     if not count or count >= len(group.rewards):
         return list(range(len(group.rewards)))
     ranked = sorted(range(len(group.rewards)), key=lambda i: (group.rewards[i], i))
-    ends = [ranked[:low] + ranked[len(ranked) - (count - low) :] for low in range(count + 1)]
+    ends = [ranked[:low] + ranked[len(ranked) - (count - low) :] for low in range(count, -1, -1)]
     return sorted(max(ends, key=lambda chosen: pvariance(group.rewards[i] for i in chosen)))
 
 
