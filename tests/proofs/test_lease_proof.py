@@ -90,11 +90,6 @@ def taken_back_is_dormant(_: World, after: World) -> bool:
     return not after.obeyed or after.state == DORMANT
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="an order to drain replaces a revocation not yet seen",
-)
 def test_what_is_taken_back_is_dormant_at_the_next_look() -> None:
     assert next(broken(Lending(), taken_back_is_dormant), None) is None
 

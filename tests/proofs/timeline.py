@@ -22,7 +22,7 @@ from itertools import product
 from typing import NamedTuple
 
 import z3
-from tests.proofs.symbolic import Number, paths, value
+from tests.proofs.symbolic import Number, paths, term, value
 
 from rose.executor import admission
 from rose.executor.admission import STALE_S
@@ -101,17 +101,19 @@ class Grant(NamedTuple):
     """How long the rollout step holds serving up at most."""
     in_time: z3.BoolRef
     """When it begins."""
+    once: z3.BoolRef
+    """The next step needs a new grant."""
 
 
 def grants(case: Case) -> Iterator[Grant]:
     """Every way in which the rule grants a step."""
     for condition, window in paths(lambda: admission.window(question(case)), premises(case)):
-        until, seconds = window.until, window.seconds
+        until, seconds, once = window.until, window.seconds, term(window.once)
         in_time = z3.And(now <= begins, begins <= until.term if isinstance(until, Number) else True)
         if isinstance(seconds, Number):
-            yield Grant(z3.And(condition, seconds.term > 0), seconds.term, in_time)
+            yield Grant(z3.And(condition, seconds.term > 0), seconds.term, in_time, once)
         elif seconds > 0:
-            yield Grant(condition, preempt if case.preempt else endless, in_time)
+            yield Grant(condition, preempt if case.preempt else endless, in_time, once)
 
 
 def course(case: Case, grant: Grant, *, only_fresh: bool) -> z3.BoolRef:

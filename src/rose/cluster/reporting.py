@@ -80,6 +80,6 @@ async def _once(node: Node, scheduler: str, secret: str, load: float) -> bool:
         order = (await answer.json())["order"]
     if order == "activate" and node.offered:
         await node.activate()
-    elif order == "drain":
+    elif order == "drain" and node.offered:  # a device that was taken back has a stricter order
         await node.drain()
     return order is not None

@@ -224,7 +224,9 @@ def _rose(q: Question) -> Window:
         enough = slack[binding] >= q.terms.preempt_s
         return Window(math.inf if enough else 0.0, q.fresh_until, binding=binding)
     safe = longer = max(0.0, slack[binding])
-    until = q.flight_ends if q.now <= q.flight_ends < math.inf else q.fresh_until
+    until = q.fresh_until
+    if q.now <= q.flight_ends:
+        until = min(until, q.flight_ends)
     if q.terms.error_budget > 0 and facts.arrival_rate > 0:
         safe = 0.0 if facts.guarded else safe
         longer = _longest(q, room, safe)
