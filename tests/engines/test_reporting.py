@@ -109,6 +109,18 @@ def test_a_turn_outlives_the_node_of_its_device(door: Process, device: Device) -
     assert (status, again["choices"][0]["token_ids"]) == (200, first["choices"][0]["token_ids"])
 
 
+def test_what_is_taken_back_stays_so_when_the_node_is_killed(door: Process, device: Device) -> None:
+    until(lambda: lease(door) == "active")
+    assert call(f"{device.url}/revoke", b"")[0] == 200
+    device.kill()
+    until(lambda: lease(door) is None)
+    device.start()
+    until(lambda: lease(door) == "taken back")
+    assert call(f"{device.url}/status")[1]["offered"] is False
+    assert call(f"{device.url}/activate", b"")[0] == 200
+    until(lambda: lease(door) == "active")
+
+
 def test_a_lease_ends_with_its_scheduler(door: Process, device: Device) -> None:
     until(lambda: lease(door) == "active")
     door.end()

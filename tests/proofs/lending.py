@@ -152,8 +152,9 @@ class Lending:
         yield ends_step(world)
 
     def restarted(self, world: World) -> World:
-        """A new node takes over what the engine is doing, and knows nothing of the old one."""
-        return world._replace(offered=True, ordered=world.state, taken_back=False, obeyed=False)
+        """A new node takes over what the engine is doing, and remembers what was taken back."""
+        ordered = world.state if world.offered else DORMANT
+        return world._replace(ordered=ordered, obeyed=world.obeyed and not world.offered)
 
     def hears(
         self, world: World, word: Word, held: Lease, now: float

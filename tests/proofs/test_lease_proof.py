@@ -94,23 +94,6 @@ def test_what_is_taken_back_is_dormant_at_the_next_look() -> None:
     assert next(broken(Lending(), taken_back_is_dormant), None) is None
 
 
-class Remembering(Lending):
-    """A node that comes back is still not to lend what its owner took back."""
-
-    def restarted(self, world: World) -> World:
-        again = super().restarted(world)
-        return again._replace(taken_back=world.taken_back, obeyed=world.obeyed)
-
-
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a restarted node offers what the one before had taken back",
-)
-def test_what_is_taken_back_stays_so_when_the_node_restarts() -> None:
-    assert next(broken(Remembering(), taken_back_takes_no_turns), None) is None
-
-
 BUGS: dict[str, tuple[ModuleType, str, str]] = {
     "not offered is nothing": (lease, "if not word.offered:", "if False:"),
     "lost orders stay lost": (

@@ -1,4 +1,5 @@
-"""What a node remembers of its engines on disk, so that a restarted node finds them again."""
+"""What a node remembers on disk, so that one that is started again finds its engines, and does not
+offer a device that its owner has taken back."""
 
 from __future__ import annotations
 
@@ -19,15 +20,17 @@ log = logging.getLogger("rose.node")
 class Memo:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.offered = True
+        """As the node before this one left it."""
 
-    def remember(self, engines: Iterable[Engine | None]) -> None:
+    def remember(self, engines: Iterable[Engine | None], *, offered: bool) -> None:
         known = {
             e.role: {"url": e.url, "pid": e.pid, "started": e.started, "log": str(e.log)}
             for e in engines
             if e is not None and e.pid
         }
         fresh = self.path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps({"node": os.getpid(), "engines": known}))
+        fresh.write_text(json.dumps({"node": os.getpid(), "engines": known, "offered": offered}))
         fresh.chmod(0o600)
         fresh.replace(self.path)
 
@@ -39,6 +42,7 @@ class Memo:
             return {}
         if memo["node"] != os.getpid() and _is_node(memo["node"]):
             raise ConfigError(f"device {device} already has a node, pid {memo['node']}")
+        self.offered = bool(memo.get("offered", True))
         found = {}
         for role, known in memo["engines"].items():
             engine = Engine(role, known["url"], known["pid"], Path(known["log"]))

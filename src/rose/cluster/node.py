@@ -53,8 +53,7 @@ class Node:
         self.rollout: Engine | None = None
         self.ready = False
         self.url = ""
-        self.offered = True
-        """A scheduler may borrow the device: not after it was taken back, until lent again."""
+        self._offered = True
         self.restarts = {"serving": 0, "rollout": 0}
         self.last_activate_s = 0.0
         self.last_revoke_s = 0.0
@@ -67,12 +66,27 @@ class Node:
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def offered(self) -> bool:
+        """A scheduler may borrow the device: not after it was taken back, until lent again. A node
+        that is started again remembers."""
+        return self._offered
+
+    @offered.setter
+    def offered(self, value: bool) -> None:
+        self._offered = value
+        self._remember()
+
+    def _remember(self) -> None:
+        self._memo.remember([self.serving, self.rollout], offered=self._offered)
+
     # ---- start and stop
 
     async def start(self) -> None:
         config = self.config
         check_fits(config)
         found = self._memo.recall(config.device)
+        self._offered = self._memo.offered
         serving_port = rollout_port = 0
         if config.serving is not None and not config.serving.attach and "serving" not in found:
             serving_port = free_port(config.serving.port, "serving.port")
@@ -98,7 +112,7 @@ class Node:
         try:
             self.serving = self._serving(found, serving_port)
             self.rollout = found.get("rollout") or self._start("rollout", rollout_port)
-            self._memo.remember([self.serving, self.rollout])
+            self._remember()
             waits = [
                 engine.ready(self.session) for engine in (self.serving, self.rollout) if engine
             ]
@@ -118,10 +132,11 @@ class Node:
         log.info("node ready", extra={"facts": self.status()})
 
     def _orders_left(self, found: dict[str, Engine]) -> NodeOrders:
-        """Go on where an earlier node ended; a lease that its engine still holds is kept."""
+        """Go on where an earlier node ended; a lease that its engine still holds is kept, unless
+        the device was taken back."""
         reading, rollout = self.page.node(), self.page.rollout()
         left = reading.facts if reading is not None else NodeOrders()
-        held = "rollout" in found and rollout is not None
+        held = "rollout" in found and rollout is not None and self._offered
         state = rollout.facts.state if held and rollout is not None else LeaseState.DORMANT
         orders = msgspec.structs.replace(left, epoch=left.epoch + 1, state=state)
         self.page.publish("node", orders)
@@ -299,7 +314,7 @@ class Node:
         fresh = self._start(role, port)
         setattr(self, role, fresh)
         self.restarts[role] += 1
-        self._memo.remember([self.serving, self.rollout])
+        self._remember()
         try:
             await fresh.ready(self.session)
             self._keep_off_device()
