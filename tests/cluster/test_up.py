@@ -522,7 +522,8 @@ from pathlib import Path
 from rose.cluster.engine import Engine
 from rose.cluster.memo import Memo
 engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
-Memo(Path(sys.argv[1])).remember([Engine("rollout", "http://127.0.0.1:1", engine.pid, None)])
+engines = [Engine("rollout", "http://127.0.0.1:1", engine.pid, None)]
+Memo(Path(sys.argv[1])).remember(engines, offered=True)
 print(engine.pid, flush=True)
 time.sleep(600)
 """
