@@ -40,10 +40,10 @@ HOST_BOUND = 0.4
 """Cores of host work from which on two cores have little left to lend."""
 TRAINING: dict[str, Any] = {
     "train": {
-        "steps": 8,
-        "tasks": 12,
+        "steps": 26,
+        "tasks": 16,
         "samples": 8,
-        "learning_rate": 7e-4,
+        "learning_rate": 5e-4,
         "checkpoint_every": 1000,
         "threads": 1,
         "cores": [1],
