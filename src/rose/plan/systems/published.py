@@ -1,7 +1,7 @@
 """ROSE as published: slack rule, halve and freeze, the turn before, then a borrowed device.
 
-Taken to be one executor for both engines' steps: rollouts as long as both slacks are positive, so serving's
-tokens come when they are due. The paper does not say so in as many words; its P99 TPOT beside
+Taken to be one executor for both engines' steps: rollouts as long as both slacks are positive, so
+that serving's tokens come when they are due. The paper does not say so; its P99 TPOT beside
 rollouts is 0.91 and 0.88 of the SLO (8B, 32B), whatever it is alone.
 """
 
