@@ -116,6 +116,23 @@ class Whims(RolloutScheduler):
         return output
 
 
+class TakenBack(RolloutScheduler):
+    """Is revoked after a few steps; counts how often it stood at the gate without any turns."""
+
+    idle_waits = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._at_gate, self.gate.tokens = self.gate.tokens, self._tokens  # type: ignore[method-assign]
+
+    def _tokens(self, decode: int) -> int:
+        TakenBack.idle_waits += not self.requests
+        if self.gate.begun == 5:
+            self.device.page.publish("node", NodeOrders(epoch=2, state=LeaseState.DORMANT))
+            self.device.page.ring("watch")
+        return self._at_gate(decode)
+
+
 class Squeezed(RolloutScheduler):
     """Has memory for 256 tokens and never gets more."""
 
@@ -154,6 +171,20 @@ def too_large(path: Path) -> Any:
     path.unlink()
     ends = [output.outputs[0] for output in outputs]
     return [[end.finish_reason, end.stop_reason, list(end.token_ids)] for end in ends]
+
+
+def taken_back(path: Path) -> Any:
+    llm = rollout_engine(path, TakenBack)
+    outputs = llm.generate(
+        [{"prompt_token_ids": asked} for asked in prompts(0)[:4]],
+        SamplingParams(temperature=0, max_tokens=900, ignore_eos=True),
+        use_tqdm=False,
+    )
+    path.unlink()
+    return {
+        "reasons": [output.outputs[0].stop_reason for output in outputs],
+        "idle_waits": TakenBack.idle_waits,
+    }
 
 
 def random_grants(path: Path) -> Any:
@@ -199,6 +230,7 @@ def main() -> None:
         "stock": stock,
         "random_grants": lambda: random_grants(page),
         "too_large": lambda: too_large(page),
+        "taken_back": lambda: taken_back(page),
         "unusable_pages": lambda: unusable_pages(page),
     }
     for name, task in tasks.items():

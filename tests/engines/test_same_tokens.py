@@ -42,6 +42,12 @@ def test_a_turn_that_can_never_run_is_ended_and_the_next_one_runs(stock: Any) ->
     assert small == ["length", None, reference[0]]
 
 
+def test_a_revocation_does_not_wait_at_the_gate(stock: Any) -> None:
+    found = stock.result("taken_back")
+    assert found["reasons"] == ["rose:revoked"] * 4
+    assert found["idle_waits"] == 0
+
+
 def test_rollouts_beside_serving_that_comes_and_goes(
     active_node: Any, serving_load: Any, start_rollouts: Any
 ) -> None:

@@ -140,7 +140,7 @@ class RolloutScheduler(Scheduler):
         if self._chores:
             self._do_chores()
         gate, guard = self.gate, self.device.guard
-        tokens = gate.tokens(len(self.running))
+        tokens = gate.tokens(len(self.running)) if self.requests else 0
         if not tokens and self._done:
             self._tell_aside()  # the gate may be shut because it does not know that they ended
         self.max_num_scheduled_tokens = min(tokens, self._most_tokens)
