@@ -27,7 +27,8 @@ def sample(index: int, ttft: float) -> Sample:
 
 def run(mode: str, step_s: float, ttft: float, reward: float = 0.5, **more: Any) -> Run:
     steps = [
-        {"step": i + 1, "episodes": 64, "tokens": 700, "step_s": step_s, "sample_s": 0.7 * step_s,
+        {"step": i + 1, "episodes": 64, "groups_tried": 4, "turns": 7.5, "tokens": 700,
+         "step_s": step_s, "sample_s": 0.7 * step_s,
          "learn_s": 0.2 * step_s, "sync_s": 0.5, "reward": reward, "wire_bytes": 1e6,
          "episodes_per_s": 64 / step_s, "at": 100.0 + (i + 1) * step_s}
         for i in range(3)
@@ -67,6 +68,16 @@ def test_dapo_has_keys_of_its_own_and_serving_is_the_worst_of_both() -> None:
 
 def test_the_host_is_what_neither_engines_nor_trainer_took() -> None:
     assert run("rose", 10.0, 0.1).cpu.host_cores == pytest.approx((60 - 6 - 10 - 39) / 30)
+
+
+def test_a_run_can_be_played_again_from_what_is_told() -> None:
+    lengths = [{"step": i, "rounds": [["40 9 12 8"] * 64, ["40 9"] * i]} for i in (1, 2, 3, 3)]
+    one = run("rose", 10.0, 0.1, seed=8, window=(12.0, 42.0), lengths=lengths)
+    told = json.loads(json.dumps(e2e.summary({"rose": [one]}, SLO)))["runs"]["rose"]["each"][0]
+    assert (told["seed"], told["window"]) == (8, [12.0, 42.0])
+    assert told["cpu"]["rollout"] == {"dedicated": 30.0, "lent": 9.0}
+    assert [len(step["rounds"][1]) for step in told["steps"]] == [1, 2, 3]
+    assert told["steps"][0]["sample_s"] == pytest.approx(7.0)
 
 
 def test_the_table_shows_every_mode() -> None:

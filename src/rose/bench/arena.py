@@ -36,6 +36,7 @@ from rose.cluster.config import ConfigError, parse
 from rose.executor.page import Page
 from rose.executor.slo import Slo
 from rose.rl import report
+from rose.rl.lengths import LENGTHS
 from rose.rl.metrics import METRICS
 
 LOOSE = Slo(20.0, 5.0)
@@ -104,6 +105,12 @@ class Run:
     """Lines of the trainer's metrics."""
     samples: list[Sample] = field(default_factory=list)
     """Serving requests while it trained."""
+    seed: int = 0
+    """Of those."""
+    window: tuple[float, float] = (0.0, 0.0)
+    """Of the training steps, in seconds since the requests began."""
+    lengths: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of the trainer's: its episodes, see `rl.lengths`."""
     evaluation: dict[str, float] = field(default_factory=dict)
     activating_s: float = 0.0
     """Between asking for the device and its taking turns."""
@@ -180,7 +187,7 @@ class Arena:
         watch: Callable[[Run], None] = lambda _: None,
     ) -> Run:
         """A whole training run; `watch` is shown the run, and may read it while it grows."""
-        run = Run(mode.name, out=self.place.out / f"{mode.name}-{time.time_ns()}")
+        run = Run(mode.name, seed=seed, out=self.place.out / f"{mode.name}-{time.time_ns()}")
         watch(run)
         await self._lend(mode)
         began, stop, samples = time.time(), asyncio.Event(), list[Sample]()
@@ -194,8 +201,9 @@ class Arena:
         if not run.steps:
             raise ConfigError(f"the trainer made no step: see {run.out / 'trainer.log'}")
         first, last = run.steps[0], run.steps[-1]
-        window = (first["at"] - first["step_s"] - began, last["at"] - began)
-        run.samples = [s for s in samples if window[0] <= s.scheduled_s and s.finish_s <= window[1]]
+        run.window = start, end = (first["at"] - first["step_s"] - began, last["at"] - began)
+        run.samples = [s for s in samples if start <= s.scheduled_s and s.finish_s <= end]
+        run.lengths = report.read(run.out / LENGTHS)
         for path in run.out.glob("evaluation-*.json"):
             run.evaluation[path.stem.partition("-")[2]] = json.loads(path.read_text())["reward"]
         return run

@@ -22,6 +22,8 @@ from rose.bench.executor import machine
 from rose.bench.stats import attainment, median_and_spread, percentiles
 from rose.bench.traces import load as load_trace
 from rose.cluster.config import ConfigError
+from rose.cluster.profiles import path_for
+from rose.executor.latency import Profile
 from rose.executor.slo import Slo
 
 LOAD = 0.2
@@ -31,6 +33,8 @@ SEQUENCES, KV_GB = 8, 0.5
 """Of each rollout device: with few turns at once a step reads all weights for few tokens, as on a
 GPU, and most of an RL step is sampling, as in the paper (87 and 71 %)."""
 SEED = 7
+STEP_KEYS = ("step", "episodes", "groups_tried", "turns", "tokens", "sample_s", "learn_s", "sync_s",
+             "step_s", "at")  # fmt: skip
 Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
 
@@ -163,6 +167,36 @@ def _mode(runs: list[Run], slo: Slo) -> dict[str, Any]:
         "host_cores": _mean([run.cpu.host_cores for run in runs]),
         "serving_cores": _mean([run.cpu.serving / run.cpu.seconds for run in runs]),
         "trainer_cores": _mean([run.cpu.trainer / run.cpu.seconds for run in runs]),
+        "each": [_told(run) for run in runs],
+    }
+
+
+def _told(run: Run) -> dict[str, Any]:
+    """All that it takes to play a run again: `rose plan validate` does."""
+    rounds = {row["step"]: row["rounds"] for row in run.lengths}
+    return {
+        "seed": run.seed,
+        "window": run.window,
+        "cpu": asdict(run.cpu),
+        "lent_s": run.lent_s,
+        "activating_s": run.activating_s,
+        "steps": [
+            {key: row[key] for key in STEP_KEYS} | {"rounds": rounds.get(row["step"], [])}
+            for row in run.steps
+        ],
+    }
+
+
+def profiles(settings: Settings) -> dict[str, Any]:
+    """How long engines' steps take, as it was measured before."""
+    engines = {
+        "serving": (settings.serving, "cpu:0"),
+        "lent": (settings.model, "cpu:0"),
+        "dedicated": (settings.model, "cpu:1"),
+    }
+    return {
+        name: asdict(Profile.load(path_for(model, "auto", device)))
+        for name, (model, device) in engines.items()
     }
 
 
@@ -172,6 +206,7 @@ def result(settings: Settings, traffic: Traffic, found: dict[str, Any]) -> dict[
         "bench": "e2e",
         "machine": machine(),
         "settings": said | {"rate": traffic.rate, "training": training(settings, "ALGORITHM")},
+        "profiles": profiles(settings),
         "modes": found,
         "ratios": ratios(found),
     }

@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rose import models
-from rose.rl import checkpoint, environments, metrics
+from rose.rl import checkpoint, environments, lengths, metrics
 from rose.rl.agent import Agents, Limits
 from rose.rl.checkpoint import Progress
 from rose.rl.dialogue import Dialogue
@@ -47,11 +47,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Sampled:
-    tried: list[Group]
+    rounds: list[list[Group]]
+    """All that were tried: DAPO asks again until enough of them differ in reward."""
     used: list[Group]
     """To learn from: fewer, if only those that differ in reward are wanted."""
     began: float
     ended: float
+
+    @property
+    def tried(self) -> list[Group]:
+        return [group for groups in self.rounds for group in groups]
 
 
 OnStep = Callable[[StepFacts], None]
@@ -140,6 +145,7 @@ class Trainer:
             report = await asyncio.to_thread(self._send)
             facts = facts.sent(report, synced - began, time.monotonic() - synced)
             metrics.append(config.out, facts)
+            lengths.append(config.out, progress.step, sampled.rounds)
             on_step(facts)
         await self.evaluate("after")
 
@@ -159,17 +165,18 @@ class Trainer:
         """The groups of a step; of DAPO as many as differ in reward, if that can be had."""
         train, began = self.config.train, time.monotonic()
         found: list[Group] = []
-        tried: list[Group] = []
+        rounds: list[list[Group]] = []
         most = int(train.tasks * train.most_sampled)
         while True:
-            asked = next_round(train.tasks, len(found), len(tried), most)
+            tried = sum(len(groups) for groups in rounds)
+            asked = next_round(train.tasks, len(found), tried, most)
             if not asked:
                 break
-            tasks = [self._task(step, len(tried) + i, most) for i in range(asked)]
+            tasks = [self._task(step, tried + i, most) for i in range(asked)]
             groups = await self._agents.groups(str(step), tasks, train.samples)
-            tried += groups
+            rounds.append(groups)
             found += [g for g in groups if train.algorithm == "grpo" or g.teaches]
-        return Sampled(tried, found[: train.tasks], began, time.monotonic())
+        return Sampled(rounds, found[: train.tasks], began, time.monotonic())
 
     def _task(self, step: int, number: int, most: int) -> int:
         return (self.config.seed << 32) + step * most + number
