@@ -40,7 +40,7 @@ HOST_BOUND = 0.4
 """Cores of host work from which on two cores have little left to lend."""
 TRAINING: dict[str, Any] = {
     "train": {
-        "steps": 26,
+        "steps": 20,
         "tasks": 16,
         "samples": 8,
         "learning_rate": 5e-4,
@@ -48,8 +48,14 @@ TRAINING: dict[str, Any] = {
         "threads": 1,
         "cores": [1],
     },
-    "episodes": {"environment": "frozen_lake", "turns": 12, "turn_tokens": 16, "context": 448},
-    "evaluation": {"tasks": 64},
+    "episodes": {
+        "environment": "frozen_lake",
+        "options": {"p": 0.9},
+        "turns": 12,
+        "turn_tokens": 16,
+        "context": 448,
+    },
+    "evaluation": {"tasks": 128},
 }
 KEPT = 0.99
 BAR = 40
