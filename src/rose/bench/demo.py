@@ -48,13 +48,8 @@ TRAINING: dict[str, Any] = {
         "threads": 1,
         "cores": [1],
     },
-    "episodes": {
-        "environment": "frozen_lake",
-        "options": {"p": 0.9},
-        "turns": 12,
-        "turn_tokens": 16,
-        "context": 448,
-    },
+    "episodes": {"environment": "frozen_lake", "turns": 12, "turn_tokens": 16, "context": 448},
+    "episodes.options": {"p": 0.9},
     "evaluation": {"tasks": 128},
 }
 KEPT = 0.99
