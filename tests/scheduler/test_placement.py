@@ -65,6 +65,26 @@ def test_an_engine_gets_one_more_turn_than_it_has_places_or_an_eighth() -> None:
     assert not has_room(turn(), engine("a", running=9, places=8))
 
 
+def test_a_turn_waits_for_its_own_engine_unless_others_do_too() -> None:
+    full = engine("full", running=9, places=8)
+    asked = turn(context=1000, cached={"full": 1000}, before="full", expected=20, crowded=True)
+    assert place("cost", asked, [full, engine("free")]) is None
+    assert place("cost", replaced(asked, crowded=False), [full, engine("free")]) == engine("free")
+    assert place("cost", replaced(asked, ahead=50), [full, engine("free")]) == engine("free")
+    assert place("cost", replaced(asked, cached={}), [full, engine("free")]) == engine("free")
+    assert place("least_loaded", asked, [full, engine("free")]) == engine("free")
+    short_of_memory = replace(full, running=3, context=9_500, capacity=10_000)
+    assert place("cost", asked, [short_of_memory, engine("free")]) == engine("free")
+
+
+def test_in_a_crowd_nobody_moves_to_a_faster_engine() -> None:
+    slow = engine("slow", speed=Speed(0.04, 0.004, 0.002))
+    asked = turn(context=3000, cached={"slow": 2900}, before="slow", further=8)
+    assert place("cost", asked, [slow, engine("fast")]) == engine("fast")
+    assert place("cost", replaced(asked, crowded=True), [slow, engine("fast")]) == slow
+    assert place("cost", replaced(asked, crowded=True, before="gone"), [slow]) == slow
+
+
 def test_why_a_turn_went_where_it_went_can_be_told() -> None:
     assert reason(turn(), "a") == Reason.NEW
     had = turn(cached={"a": 900, "b": 900, "c": 100}, before="a")

@@ -24,9 +24,10 @@ from rose.scheduler import order, placement, prefixes
 from rose.scheduler.facts import Standing
 from rose.scheduler.fleet import Engine
 from rose.scheduler.job import Job
-from rose.scheduler.order import Lengths, Waiting
+from rose.scheduler.order import Waiting
 from rose.scheduler.placement import Placing, Reason
 from rose.scheduler.prefixes import Prefixes
+from rose.scheduler.trajectories import Trajectories
 from rose.scheduler.turn import Ask, Chunk, Cut, State, Turn
 
 STALL_S = 2.0
@@ -66,6 +67,14 @@ class Stop(NamedTuple):
     attempt: int
 
 
+class Crowd(NamedTuple):
+    """Of the turns that wait."""
+
+    more_than_places: bool
+    ahead: Counter[str | None]
+    """How many that were looked at before wait for which engine."""
+
+
 class Full(Exception):
     """More turns wait than may; try again later."""
 
@@ -84,8 +93,7 @@ class Scheduler:
         """Of placements."""
         self.hits = self.looked = 0
         """Prompt tokens that engines had cached, and all, of turns placed."""
-        self._before: dict[str, tuple[str, int]] = {}
-        """Of trajectories: engine of the last turn, and how many there were."""
+        self._trajectories = Trajectories()
         self._stops: list[Stop] = []
         self._numbers = itertools.count()
         self.unfinished = False
@@ -230,16 +238,19 @@ class Scheduler:
         return None
 
     def _first(self, job: Job, now: float) -> Start | None:
-        usable = [engine for engine in self._usable(job) if engine.takes_more(now)]
-        if not usable:
+        usable = self._usable(job)
+        free = [engine for engine in usable if engine.takes_more(now)]
+        if not free:
             return None
         missed: list[tuple[float, int, str]] = []
+        places = sum(engine.free_places for engine in free)
+        crowd = Crowd(job.waiting > places, Counter())
         found = None
         while job.queue and len(missed) < LOOK_FURTHER and found is None:
             entry = heapq.heappop(job.queue)
             if not self._waits(entry[2]):
                 continue
-            found = self._place(self.turns[entry[2]], job, usable, now)
+            found = self._place(self.turns[entry[2]], job, usable, free, crowd, now)
             if found is None:
                 missed.append(entry)
         for entry in missed:
@@ -256,12 +267,23 @@ class Scheduler:
             return usable
         return [engine for engine in usable if not engine.borrowed or engine in used]
 
-    def _place(self, turn: Turn, job: Job, usable: list[Engine], now: float) -> Start | None:
+    def _place(
+        self,
+        turn: Turn,
+        job: Job,
+        usable: list[Engine],
+        free: list[Engine],
+        crowd: Crowd,
+        now: float,
+    ) -> Start | None:
         ask = turn.ask
         tokens = ask.prompt + turn.tokens
+        before = self._trajectories.last(ask.trajectory).engine or None
+        full = [engine for engine in usable if engine.id == before and engine not in free]
+        candidates = free + full
         names = {
             version: prefixes.chain(tokens, _salt(job, version))
-            for version in {engine.version for engine in usable}
+            for version in {engine.version for engine in candidates}
         }
         cached: dict[str, int] = {}
         for version, chain in names.items():
@@ -271,13 +293,17 @@ class Scheduler:
                 for id_, n in held.items()
                 if id_ in self.engines and self.engines[id_].version == version
             }
-        before, _ = self._before.get(ask.trajectory, (None, 0))
+            self._trajectories.believe(ask.trajectory, version, cached)
         if before is None and cached:
             before = max(cached, key=lambda id_: (cached[id_], id_))
         expected = max(1, round(min(turn.left, self.expect(turn))))
-        asked = Placing(len(tokens), expected, cached, before, self.further(ask), self._placed)
-        chosen = placement.place(self.rules.placement, asked, [e.facts(now) for e in usable])
+        asked = Placing(
+            len(tokens), expected, cached, before, self.further(ask), self._placed,
+            crowd.more_than_places, crowd.ahead[before],
+        )  # fmt: skip
+        chosen = placement.place(self.rules.placement, asked, [e.facts(now) for e in candidates])
         if chosen is None:
+            crowd.ahead[before] += 1
             return None
         engine = self.engines[chosen.id]
         had = cached.get(engine.id, 0)
@@ -296,7 +322,9 @@ class Scheduler:
             now,
             len(turn.tokens),
         )
-        self._remember(ask, engine)
+        self._trajectories.placed(
+            ask.trajectory, engine.id, engine.version, len(tokens), last=ask.last
+        )
         return Start(turn, engine, _salt(job, engine.version))
 
     # ---- bookkeeping
@@ -304,7 +332,7 @@ class Scheduler:
     def _queue(self, turn: Turn) -> None:
         job = self.jobs[turn.ask.job]
         job.waiting += 1
-        if turn.attempt or turn.ask.trajectory in self._before:
+        if turn.attempt or turn.ask.trajectory in self._trajectories:
             self._push(job, turn)
         elif job.may_begin:
             self._begin(job, turn.ask.id)
@@ -318,7 +346,7 @@ class Scheduler:
             self._push(job, self.turns[id_])
 
     def _push(self, job: Job, turn: Turn) -> None:
-        turns = self._before.get(turn.ask.trajectory, ("", 0))[1]
+        turns = self._trajectories.last(turn.ask.trajectory).turns
         waiting = Waiting(turn.arrived, self.expect(turn), turns)
         rank = order.rank(self.rules.order, waiting)
         heapq.heappush(job.queue, (rank, next(self._numbers), turn.ask.id))
@@ -331,7 +359,7 @@ class Scheduler:
 
     def further(self, ask: Ask) -> int:
         """Turns that will likely follow this one: as many as there were."""
-        return 0 if ask.last else self._before.get(ask.trajectory, (None, 0))[1]
+        return 0 if ask.last else self._trajectories.last(ask.trajectory).turns
 
     def _end(self, turn: Turn, state: State, now: float) -> None:
         job = self.jobs[turn.ask.job]
@@ -343,6 +371,7 @@ class Scheduler:
             if (engine := self.engines.get(turn.engine)) is not None:
                 engine.end(turn)
         if state == State.DONE:
+            self._trajectories.ended(turn.ask.trajectory, turn.length)
             trajectory, group = f"t:{turn.ask.trajectory}", f"g:{turn.ask.group}"
             job.lengths.add(len(turn.tokens), trajectory, group, "all")
         self.ended[state] += 1
@@ -357,14 +386,6 @@ class Scheduler:
     def _waits(self, id_: str) -> bool:
         turn = self.turns.get(id_)
         return turn is not None and turn.state == State.QUEUED
-
-    def _remember(self, ask: Ask, engine: Engine) -> None:
-        if ask.trajectory:
-            _, turns = self._before.pop(ask.trajectory, ("", 0))
-            if not ask.last:
-                self._before[ask.trajectory] = (engine.id, turns + 1)
-            while len(self._before) > Lengths.MOST:
-                del self._before[next(iter(self._before))]
 
 
 def _salt(job: Job, version: str) -> str:

@@ -75,10 +75,13 @@ class Engine:
             return Standing.DRAINING
         return Standing.SUSPECT if now < self.suspect_until else Standing.READY
 
+    @property
+    def free_places(self) -> int:
+        return self.speed.slots(self.places) - len(self.turns)
+
     def takes_more(self, now: float) -> bool:
         """Another turn, if it has the memory."""
-        slots = self.speed.slots(self.places)
-        return self.standing(now) == Standing.READY and len(self.turns) < slots
+        return self.standing(now) == Standing.READY and self.free_places > 0
 
     def facts(self, now: float) -> EngineFacts:
         return EngineFacts(

@@ -17,6 +17,11 @@ that is not paid, and samples of one prompt stay together as long as waiting for
 prefill is not much longer than doing it again. An engine that falls behind is not chosen, however
 much it has cached, so nothing stays pinned to it.
 
+While more turns wait than there are places (`crowded`), a faster engine is no gain: another turn
+would have had it. What counts then is work that nobody has to do twice. So a turn stays where its
+prefix is, and where that engine has no place it waits for one, unless computing the prefix anew
+elsewhere takes less.
+
 The others are there to be compared with: `paper` (the engine of the turn before while it has room,
 then any borrowed one with room, then the least loaded), `least_loaded`, `round_robin`, `sticky`
 (always the engine of the turn before).
@@ -54,11 +59,29 @@ class Placing:
     """Turns that will likely follow."""
     number: int = 0
     """How many were placed before, for taking turns."""
+    crowded: bool = False
+    """More turns wait than engines have places."""
+    ahead: int = 0
+    """Turns that wait for a place at the same engine as before and go first."""
 
 
 def place(policy: str, turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
     """The engine to send it to; None if it has to wait."""
-    return POLICIES[policy](turn, [e for e in engines if has_room(turn, e)])
+    return POLICIES[policy](turn, engines)
+
+
+def _roomy(turn: Placing, engines: Sequence[EngineFacts]) -> list[EngineFacts]:
+    return [engine for engine in engines if has_room(turn, engine)]
+
+
+def is_full(engine: EngineFacts) -> bool:
+    return engine.standing == Standing.READY and engine.running >= engine.slots
+
+
+def wait_s(turn: Placing, engine: EngineFacts) -> float:
+    """Until a full engine has a place for it: turns end there one after the other."""
+    apart_s = turn.expected * engine.speed.token_s(engine.running) / engine.running
+    return (1 + turn.ahead) * apart_s
 
 
 def has_room(turn: Placing, engine: EngineFacts) -> bool:
@@ -97,7 +120,7 @@ def reason(turn: Placing, engine: str) -> Reason:
 def cost_s(turn: Placing, engine: EngineFacts) -> float:
     """Estimated seconds until the turn ends there, and the price of what has to be computed."""
     speed = engine.speed
-    own_s = max(0, turn.context - turn.cached.get(engine.id, 0)) * speed.prefill_s
+    own_s = anew_s(turn, engine)
     prefill_s = engine.prefill_left * speed.prefill_s + own_s
     decode_s = turn.expected * speed.token_s(engine.running + 1)
     needs_s = prefill_s + decode_s
@@ -108,25 +131,40 @@ def cost_s(turn: Placing, engine: EngineFacts) -> float:
     return needs_s + cut * again_s + PRICE * own_s + others_s + rest_s
 
 
+def anew_s(turn: Placing, engine: EngineFacts) -> float:
+    """To compute what it has not cached."""
+    return max(0, turn.context - turn.cached.get(engine.id, 0)) * engine.speed.prefill_s
+
+
 def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    return min(engines, key=lambda e: (cost_s(turn, e), e.id), default=None)
+    roomy = _roomy(turn, engines)
+    best = min(roomy, key=lambda e: (cost_s(turn, e), e.id), default=None)
+    home = next((e for e in engines if e.id == turn.before), None)
+    if best is None or home is None or not turn.crowded:
+        return best
+    if home in roomy:
+        return home
+    waits = is_full(home) and wait_s(turn, home) + anew_s(turn, home) < anew_s(turn, best)
+    return None if waits else best
 
 
 def _least_loaded(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    engines = _roomy(turn, engines)
     return min(engines, key=lambda e: (e.running / e.slots, e.id), default=None)
 
 
 def _round_robin(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    engines = _roomy(turn, engines)
     return engines[turn.number % len(engines)] if engines else None
 
 
 def _sticky(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    before = next((e for e in engines if e.id == turn.before), None)
+    before = next((e for e in _roomy(turn, engines) if e.id == turn.before), None)
     return before or _least_loaded(turn, engines)
 
 
 def _paper(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    roomy = [e for e in engines if e.running < PAPER_CAP]
+    roomy = [e for e in _roomy(turn, engines) if e.running < PAPER_CAP]
     before = next((e for e in roomy if e.id == turn.before), None)
     borrowed = _least_loaded(turn, [e for e in roomy if e.borrowed])
     return before or borrowed or _least_loaded(turn, roomy)
