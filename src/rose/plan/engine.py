@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 from rose.executor.latency import Step
@@ -52,6 +53,8 @@ class EngineModel:
     budget: int = 8192
     """Tokens of a step: vLLM's `--max-num-batched-tokens`."""
     sequences: int = MOST_SEQUENCES
+    block: int = 1
+    """Tokens of a KV block: of a prefix that was computed before, only whole ones are found."""
 
 
 class Prompt:
@@ -111,7 +114,7 @@ class Engine:
         budget = self.budget if most is None else min(most, self.budget)
         self.chunk = 0
         if self.waiting and running < self.model.sequences:
-            self.chunk = min(max(0, budget - running), self.prompts)
+            self.chunk = min(max(0, budget - running), self._startable(running))
         self.steps = 1 if self.chunk or not running else self.ending[0][0] - self.made
         if budget < running:
             part = Step(0, budget, self.context * budget // running)
@@ -119,6 +122,13 @@ class Engine:
         else:
             self.unit = self._mean(Step(self.chunk, running, self.context))
         self.work = self.unit * self.steps
+
+    def _startable(self, running: int) -> int:
+        """Prompt tokens of those who have a place beside the running ones."""
+        places = self.model.sequences - running
+        if len(self.waiting) <= places:
+            return self.prompts
+        return sum(prompt.left for prompt in islice(self.waiting, places))
 
     def cut(self) -> None:
         """Of steps that are alike, only the one in flight remains."""

@@ -344,7 +344,8 @@ class Fleet:
         if chosen is None:
             return False
         device = self.devices[int(chosen.id)]
-        had = min(cached.get(chosen.id, 0), context - 1)
+        block = device.rollout.model.block
+        had = min(cached.get(chosen.id, 0), context - 1) // block * block
         self.hits += had
         self.looked += context
         self._before[trajectory] = device.number

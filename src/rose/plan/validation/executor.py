@@ -1,0 +1,173 @@
+"""What `rose bench executor` measured here, simulated from its profile.
+
+The same arrivals and the same rollouts (both follow from the benchmark's seeds), the same promises,
+the same two engines: only the device is simulated, from the latency profile that was measured
+before the benchmark. One number is taken from the measurement, the host's part of a first-token
+time (`compared.host_seconds`, of serving alone).
+
+Where a rollout step meets an arrival is chance, on the real device too. So the benchmark is played
+several times, with other rollouts every time, and the middle result counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rose.bench.colocated import CHAT, MODES, SHORT, WARM_S, Mode, Workload
+from rose.bench.rollouts import RolloutPlan, turns
+from rose.cluster.profiles import path_for
+from rose.executor.admission import Terms
+from rose.executor.latency import Profile
+from rose.executor.slo import Slo
+from rose.plan.device import Device
+from rose.plan.fleet import Fleet, Kind
+from rose.plan.validation.compared import (
+    THROUGHPUT,
+    Compared,
+    Seen,
+    checked,
+    host_seconds,
+    load,
+    tails,
+)
+from rose.plan.validation.node import (
+    PREEMPT_S,
+    ROLLOUT_TOKENS,
+    engine,
+    lending,
+    lent,
+    played,
+)
+from rose.plan.workload.rollouts import Trajectories
+from rose.plan.workload.traffic import Traffic
+
+SERVING_TOKENS, SERVING_SEQUENCES, ROLLOUT_SEQUENCES = 512, 32, 16
+"""As `bench.executor.node_config` starts engines."""
+REST_S = 30.0
+"""After the window, until all are served."""
+TRAJECTORIES_PER_S = 10
+"""More than a device could end."""
+PLAYED = 5
+KNOWN_S = 1000.0
+"""Of arrivals, from which a serving engine knows how long prompts are."""
+SHOWN = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate")
+
+
+def executor(path: Path, say: Callable[[str], None] = lambda _: None) -> list[Compared]:
+    """Every scenario and mode of a result of `rose bench executor`."""
+    result = load(path, "executor")
+    return checked(path, lambda: _play(result, say))
+
+
+def _play(result: dict[str, Any], say: Callable[[str], None]) -> list[Compared]:
+    settings = result["settings"]
+    bench = _Bench(settings["model"], settings["device"], int(settings["kv_gb"] * (1 << 30)))
+    found: list[Compared] = []
+    for name, part in result["modes"].items():
+        if "modes" not in part:
+            continue
+        seen: dict[str, list[Seen]] = {}
+        for mode in (m for m in SHOWN if m in part["modes"]):
+            say(f"{name}: {mode}")
+            seen[mode] = [
+                bench.simulate(name, part, MODES[mode], settings, i) for i in range(PLAYED)
+            ]
+        found += _compare(name, part["modes"], seen)
+    return found
+
+
+def _compare(
+    name: str, modes: dict[str, Any], seen: dict[str, list[Seen]]
+) -> list[Compared]:
+    """Throughput as a share of rollouts alone, P99s as users saw them."""
+    host_s = host_seconds(modes["serving_alone"], seen["serving_alone"])
+    whole = _speed(seen["rollout_alone"])
+    measured_whole = modes["rollout_alone"]["rollout_tok_s"]["median"]
+    found = []
+    for mode, ones in seen.items():
+        told = modes[mode]
+        if mode not in ("serving_alone", "rollout_alone"):
+            low, middle, high = (
+                told["rollout_tok_s"][key] / measured_whole for key in ("low", "median", "high")
+            )
+            ratio = _speed(ones) / whole
+            found.append(Compared("executor", name, mode, THROUGHPUT, middle, ratio, low, high))
+        found += tails("executor", name, mode, told, ones, host_s)
+    return found
+
+
+def _speed(ones: list[Seen]) -> float:
+    return statistics.median(one.made_per_s for one in ones)
+
+
+class _Bench:
+    def __init__(self, model: str, device: str, kv_total: int) -> None:
+        profile = Profile.load(path_for(model, "auto", device))
+        self._serving = engine(profile, model, SERVING_TOKENS, SERVING_SEQUENCES)
+        self._rollout = engine(profile, model, ROLLOUT_TOKENS, ROLLOUT_SEQUENCES)
+        self._kv_total = kv_total
+
+    def simulate(
+        self, name: str, part: dict[str, Any], mode: Mode, settings: dict[str, Any], number: int
+    ) -> Seen:
+        """All windows of a mode; the first `number` has the benchmark's own rollouts."""
+        pattern = name.partition("_")[0]
+        output = CHAT if pattern == "chat" else SHORT
+        work = Workload(part["rate"], bursty=pattern == "bursty", output=output)
+        light = 1.0 if int(name.rpartition("_")[2]) > 50 else 2.0
+        seconds, rounds = settings["seconds"] * light, settings["repeats"]
+        slo = Slo(**part["slo"])
+        windows = [
+            self._window(work, mode, slo, seconds, 1000 + i, 1000 + i + number * rounds)
+            for i in range(rounds)
+        ]
+        return Seen(
+            np.concatenate([w.ttft for w in windows]),
+            np.concatenate([w.tpot for w in windows]),
+            float(np.median([w.made_per_s for w in windows])),
+        )
+
+    def _window(
+        self, work: Workload, mode: Mode, slo: Slo, seconds: float, arrivals: int, rollouts: int
+    ) -> Seen:
+        requests = work.requests(seconds, arrivals) if mode.serving else []
+        traffic = Traffic.of(requests, seconds)
+        terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None, mode.error_budget)
+        known = work.requests(KNOWN_S, 0)
+        sharing = lending(terms, slo, self._serving, self._rollout, known, work.rate)
+        device = lent(0, self._serving, self._rollout, self._kv_total, sharing)
+        shifted = Traffic(traffic.arrival_s + WARM_S, traffic.prompt, traffic.output, seconds)
+        kind = Kind(most_borrowed=int(mode.rollout), activate_s=0.0)
+        fleet = Fleet([device], [shifted], kind, np.random.default_rng(0))
+        if mode.rollout:
+            fleet.refills = True
+            plan = replace(work.rollouts, seed=rollouts)
+            count = int(TRAJECTORIES_PER_S * (WARM_S + seconds + REST_S))
+            fleet.begin(_trajectories(plan, count), 0, most=plan.in_flight)
+        fleet.pass_time(WARM_S)
+        before = _made(device)
+        fleet.pass_time(seconds)
+        tokens = _made(device) - before
+        fleet.pass_time(REST_S)
+        served = fleet.served
+        ttft, tpot = np.array(served.ttft), np.array(served.tpot)
+        return Seen(ttft, tpot[tpot > 0], tokens / seconds)
+
+
+def _made(device: Device) -> int:
+    """Tokens of turns, also of those that have not ended."""
+    running = sum(job.new - (ends - device.rollout.made) for ends, _, job in device.rollout.ending)
+    return device.rolled_tokens + running
+
+
+def _trajectories(plan: RolloutPlan, count: int) -> Trajectories:
+    return played(
+        [(len(turn.heard), turn.budget, turn.think_s) for turn in turns(plan, index)]
+        for index in range(count)
+    )
