@@ -68,12 +68,18 @@ class Device:
         """Device time that each engine has had."""
         self.rolled_tokens = 0
         self.late_expected = 0.0
+        self.host = self.hosted_s = 0.0
+        """Seconds of the host's work that wait here and come first, and all that there were."""
 
     # ---- time
 
     def advance(self, now: float) -> None:
         """Let both engines work until now; nothing may end before."""
         span = now - self.at
+        if self.host:
+            took = min(self.host, span)
+            self.host -= took
+            span -= took
         if span > 0:
             fast, slow = self._speeds
             if self.serving is not None and self.serving.work:
@@ -108,13 +114,27 @@ class Device:
         """When something ends, if nothing else happens."""
         found = math.inf
         fast, slow = self._speeds
+        begins = self.at + self.host
         if self.serving is not None and self.serving.steps and fast > 0:
-            found = self.at + self.serving.work / fast
+            found = begins + self.serving.work / fast
         if self.rollout.steps and slow > 0:
-            found = min(found, self.at + self.rollout.work / slow)
+            found = min(found, begins + self.rollout.work / slow)
         return min(found, self._again)
 
     # ---- what comes in
+
+    @property
+    def pressed(self) -> bool:
+        """Something runs that would miss time that the host takes: all but preemptible steps."""
+        yields = self._sharing is not None and self._sharing.terms.preempt_s is not None
+        serves = self.serving is not None and self.serving.steps > 0
+        return serves or (self.rollout.steps > 0 and not yields)
+
+    def take_host(self, seconds: float) -> float:
+        """Work of the host, on this device's own core; how long until it is done."""
+        self.host += seconds
+        self.hosted_s += seconds
+        return self.host
 
     def arrive(self, job: Job, now: float) -> None:
         """A serving request."""

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from rose.executor.latency import Step
+from rose.plan.jitter import Jitter
 from rose.plan.roofline import Latency
 
 MOST_SEQUENCES = 256
@@ -55,6 +56,8 @@ class EngineModel:
     sequences: int = MOST_SEQUENCES
     block: int = 1
     """Tokens of a KV block: of a prefix that was computed before, only whole ones are found."""
+    jitter: Jitter | None = None
+    """Steps take as long as `latency` says, or vary around it."""
 
 
 class Prompt:
@@ -121,6 +124,8 @@ class Engine:
             self.unit = self._mean(part) * running / budget
         else:
             self.unit = self._mean(Step(self.chunk, running, self.context))
+        if self.model.jitter is not None:
+            self.unit *= self.model.jitter.factor(self.steps)
         self.work = self.unit * self.steps
 
     def _startable(self, running: int) -> int:

@@ -2,8 +2,10 @@
 
 The same arrivals and the same rollouts (both follow from the benchmark's seeds), the same promises,
 the same two engines: only the device is simulated, from the latency profile that was measured
-before the benchmark. One number is taken from the measurement, the host's part of a first-token
-time (`compared.host_seconds`, of serving alone).
+before the benchmark. Two numbers are taken from the measurement, one of each engine alone: the
+host's part of a first-token time (`compared.host_seconds`), and how much slower rollouts are than
+the profile says (it decodes greedily, rollouts draw their tokens). Nothing is fitted to modes in
+which both run.
 
 Where a rollout step meets an arrival is chance, on the real device too. So the benchmark is played
 several times, with other rollouts every time, and the middle result counts.
@@ -72,19 +74,22 @@ def _play(result: dict[str, Any], say: Callable[[str], None]) -> list[Compared]:
     for name, part in result["modes"].items():
         if "modes" not in part:
             continue
-        seen: dict[str, list[Seen]] = {}
-        for mode in (m for m in SHOWN if m in part["modes"]):
+
+        def play(mode: str, slowdown: float, name: str = name, part: Any = part) -> list[Seen]:
             say(f"{name}: {mode}")
-            seen[mode] = [
-                bench.simulate(name, part, MODES[mode], settings, i) for i in range(PLAYED)
+            return [
+                bench.simulate(name, part, MODES[mode], settings, slowdown, number)
+                for number in range(PLAYED)
             ]
+
+        measured = part["modes"]["rollout_alone"]["rollout_tok_s"]["median"]
+        slowdown = _speed(play("rollout_alone", 1.0)) / measured
+        seen = {mode: play(mode, slowdown) for mode in SHOWN if mode in part["modes"]}
         found += _compare(name, part["modes"], seen)
     return found
 
 
-def _compare(
-    name: str, modes: dict[str, Any], seen: dict[str, list[Seen]]
-) -> list[Compared]:
+def _compare(name: str, modes: dict[str, Any], seen: dict[str, list[Seen]]) -> list[Compared]:
     """Throughput as a share of rollouts alone, P99s as users saw them."""
     host_s = host_seconds(modes["serving_alone"], seen["serving_alone"])
     whole = _speed(seen["rollout_alone"])
@@ -108,21 +113,24 @@ def _speed(ones: list[Seen]) -> float:
 
 class _Bench:
     def __init__(self, model: str, device: str, kv_total: int) -> None:
-        profile = Profile.load(path_for(model, "auto", device))
-        self._serving = engine(profile, model, SERVING_TOKENS, SERVING_SEQUENCES)
-        self._rollout = engine(profile, model, ROLLOUT_TOKENS, ROLLOUT_SEQUENCES)
-        self._kv_total = kv_total
+        self._model, self._kv_total = model, kv_total
+        self._profile = Profile.load(path_for(model, "auto", device))
 
     def simulate(
-        self, name: str, part: dict[str, Any], mode: Mode, settings: dict[str, Any], number: int
-    ) -> Seen:
-        """All windows of a mode; the first `number` has the benchmark's own rollouts."""
+        self, name: str, part: dict[str, Any], mode: Mode, settings: dict[str, Any],
+        slowdown: float, number: int,
+    ) -> Seen:  # fmt: skip
+        """All windows of a mode; `number` 0 has the benchmark's own rollouts."""
         pattern = name.partition("_")[0]
         output = CHAT if pattern == "chat" else SHORT
         work = Workload(part["rate"], bursty=pattern == "bursty", output=output)
         light = 1.0 if int(name.rpartition("_")[2]) > 50 else 2.0
         seconds, rounds = settings["seconds"] * light, settings["repeats"]
-        slo = Slo(**part["slo"])
+        slo, model, profile = Slo(**part["slo"]), self._model, self._profile
+        self._serving = engine(profile, model, SERVING_TOKENS, SERVING_SEQUENCES, seed=number)
+        self._rollout = engine(
+            profile, model, ROLLOUT_TOKENS, ROLLOUT_SEQUENCES, slowdown=slowdown, seed=number
+        )
         windows = [
             self._window(work, mode, slo, seconds, 1000 + i, 1000 + i + number * rounds)
             for i in range(rounds)

@@ -13,6 +13,7 @@ from rose.executor.slo import Slo
 from rose.models import kv_bytes_per_token, resolve
 from rose.plan.device import Device
 from rose.plan.engine import EngineModel
+from rose.plan.jitter import Jitter
 from rose.plan.roofline import Measured
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.workload.rollouts import Trajectories
@@ -21,12 +22,15 @@ ROLLOUT_TOKENS, BLOCK = 512, 32
 """Of a rollout step and of a KV block, as `cluster.engine` starts engines."""
 CREDIT_S, MARGIN = 2.0, 0.1
 PREEMPT_S = 0.0005
-LONGEST_S = 3600.0
 
 
-def engine(profile: Profile, model: str, tokens: int, sequences: int) -> EngineModel:
-    kv = kv_bytes_per_token(resolve(model))
-    return EngineModel(Measured(profile), kv, tokens, sequences, BLOCK)
+def engine(
+    profile: Profile, model: str, tokens: int, sequences: int, *, slowdown: float = 1.0,
+    seed: int = 0,
+) -> EngineModel:  # fmt: skip
+    """`slowdown`: how much longer its steps are than those that were profiled."""
+    kv, jitter = kv_bytes_per_token(resolve(model)), Jitter(profile, seed)
+    return EngineModel(Measured(profile, slowdown), kv, tokens, sequences, BLOCK, jitter)
 
 
 def lending(

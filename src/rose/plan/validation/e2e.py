@@ -1,0 +1,218 @@
+"""What `rose bench e2e` measured here, simulated from its profiles and from its static runs.
+
+Played again are the episodes as they were recorded, turn by turn, and the same arrivals, on a
+device of the job's own and one that serves. Taken from the measurement, of `static` only, in which
+nothing is lent:
+
+    slowdown    how much longer rollout steps are than the profile says: until sampling takes as
+                long as it did
+    host        CPU time of HTTP servers, scheduler and load generator, for each turn. Two cores are
+                all there is, so devices do that work too, wherever it is missed least
+    rest        of a step: learning, checkpoint, weights; the same in all modes
+    first token the host's part of it (`compared.host_seconds`)
+
+and of `elastic` how long a cold start takes. What the other modes come to is predicted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rose.bench import arena, traces
+from rose.bench.arena import Mode
+from rose.bench.arrivals import Request
+from rose.bench.cpu import Spent
+from rose.bench.e2e import KV_GB, SEQUENCES
+from rose.executor.admission import Terms
+from rose.executor.latency import Profile
+from rose.executor.slo import Slo
+from rose.plan.device import Device
+from rose.plan.engine import EngineModel
+from rose.plan.fleet import Fleet, Kind
+from rose.plan.validation.compared import (
+    THROUGHPUT,
+    Compared,
+    Seen,
+    checked,
+    host_seconds,
+    load,
+    tails,
+)
+from rose.plan.validation.node import (
+    PREEMPT_S,
+    ROLLOUT_TOKENS,
+    engine,
+    lending,
+    lent,
+    played,
+)
+from rose.plan.workload.rollouts import Trajectories
+from rose.plan.workload.traffic import Traffic
+from rose.rl.lengths import parsed
+
+SERVING_TOKENS = 2048
+"""Of a step: vLLM's own for API servers on CPUs."""
+ACTIVATE_S = 0.1
+"""Of a warm engine, as `rose bench executor` measures it."""
+REST_S = 10.0
+CORRECTIONS = 3
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is taken from the measurement."""
+
+    rest_s: float
+    """Of a step, beside sampling."""
+    turn_s: float
+    """Host work of a turn."""
+    slowdown: float = 1.0
+
+
+def e2e(path: Path, say: Say = lambda _: None) -> list[Compared]:
+    """Every algorithm and mode of a result of `rose bench e2e`."""
+    result = load(path, "e2e")
+    return checked(path, lambda: _play(result, say))
+
+
+def _play(result: dict[str, Any], say: Say) -> list[Compared]:
+    found: list[Compared] = []
+    for algorithm, part in result["modes"].items():
+        runs = part["runs"]
+        if "static" not in runs:
+            raise KeyError(f"the static runs of {algorithm}")
+        bench = _Bench(result, Slo(**part["slo"]))
+        say(f"{algorithm}: static")
+        given, static = _calibrated(bench, runs["static"])
+        seen = {"static": static}
+        for mode in (name for name in runs if name != "static"):
+            say(f"{algorithm}: {mode}")
+            seen[mode] = bench.simulate(arena.MODES[mode], runs[mode]["each"], given)
+        found += _compare(algorithm, runs, seen)
+    return found
+
+
+def _compare(
+    algorithm: str, runs: dict[str, Any], seen: dict[str, list[Seen]]
+) -> list[Compared]:
+    host_s = host_seconds(runs["static"], seen["static"])
+    measured = runs["static"]["episodes_per_s"]["median"]
+    whole = _speed(seen["static"])
+    found = []
+    for mode, ones in seen.items():
+        told = runs[mode]
+        if mode != "static":
+            low, middle, high = (
+                told["episodes_per_s"][key] / measured for key in ("low", "median", "high")
+            )
+            ratio = _speed(ones) / whole
+            found.append(Compared("e2e", algorithm, mode, THROUGHPUT, middle, ratio, low, high))
+        found += tails("e2e", algorithm, mode, told, [_pooled(ones)], host_s)
+    return found
+
+
+def _calibrated(bench: _Bench, told: dict[str, Any]) -> tuple[Given, list[Seen]]:
+    """Rollout steps as long as it takes for sampling to take as long as it did."""
+    runs = told["each"]
+    steps = [step for run in runs for step in run["steps"]]
+    rest_s = statistics.mean(step["step_s"] - step["sample_s"] for step in steps)
+    host_s = sum(cpu.host_cores * cpu.seconds for cpu in (Spent(**run["cpu"]) for run in runs))
+    given = Given(rest_s, host_s / sum(step["turns"] * step["episodes"] for step in steps))
+    measured = sum(step["sample_s"] for step in steps)
+    slowdown, static = 1.0, list[Seen]()
+    for _ in range(CORRECTIONS):
+        given = Given(given.rest_s, given.turn_s, slowdown)
+        static = bench.simulate(arena.MODES["static"], runs, given)
+        slowdown *= measured / bench.sampled_s
+    return given, static
+
+
+def _speed(ones: Sequence[Seen]) -> float:
+    return statistics.median(one.made_per_s for one in ones)
+
+
+def _pooled(ones: Sequence[Seen]) -> Seen:
+    ttft, tpot = (np.concatenate([getattr(one, key) for one in ones]) for key in ("ttft", "tpot"))
+    return Seen(ttft, tpot, _speed(ones))
+
+
+class _Bench:
+    def __init__(self, result: dict[str, Any], slo: Slo) -> None:
+        settings = result["settings"]
+        self._slo, self._rate = slo, settings["rate"]
+        self._model, self._serving_model = settings["model"], settings["serving"]
+        self._profiles = {name: Profile(**one) for name, one in result["profiles"].items()}
+        recorded: tuple[Request, ...] = ()
+        if settings["trace"]:
+            recorded = tuple(traces.load(Path(settings["trace"])).requests)
+        self._traffic = arena.Traffic(self._rate, recorded=recorded)
+        self.sampled_s = 0.0
+        """In all runs of the last `simulate`."""
+
+    def simulate(self, mode: Mode, runs: Sequence[dict[str, Any]], given: Given) -> list[Seen]:
+        self.sampled_s = 0.0
+        return [self._run(mode, run, given, number) for number, run in enumerate(runs)]
+
+    def _run(self, mode: Mode, run: dict[str, Any], given: Given, number: int) -> Seen:
+        steps = run["steps"]
+        cold_s = run["activating_s"] / len(steps)
+        kind = Kind(
+            most_borrowed=int(mode.lent),
+            activate_s=cold_s if mode.cold else ACTIVATE_S,
+            host_s=given.turn_s,
+        )
+        requests = self._traffic.requests(arena.LONGEST_S, run["seed"])
+        traffic = Traffic.of(requests, arena.LONGEST_S).slice(run["window"][0], arena.LONGEST_S)
+        devices = self._devices(mode, requests, given, number)
+        fleet = Fleet(devices, [None, traffic], kind, np.random.default_rng(number))
+        episodes = 0
+        for step in steps:
+            began = fleet.now
+            for told in step["rounds"]:
+                plan = _episodes(told)
+                episodes += len(plan)
+                fleet.begin(plan, step["step"])
+                fleet.run(lambda: fleet.left == 0)
+            self.sampled_s += fleet.now - began
+            if mode.cold:
+                fleet.release()
+            fleet.pass_time(given.rest_s)
+        seconds = fleet.now
+        fleet.pass_time(REST_S)
+        return _seen(fleet, traffic, seconds, episodes / seconds)
+
+    def _devices(
+        self, mode: Mode, requests: Sequence[Request], given: Given, number: int
+    ) -> list[Device]:
+        def rollout(name: str) -> EngineModel:
+            return engine(self._profiles[name], self._model, ROLLOUT_TOKENS, SEQUENCES,
+                          slowdown=given.slowdown, seed=number)  # fmt: skip
+
+        serving = engine(
+            self._profiles["serving"], self._serving_model, SERVING_TOKENS, SEQUENCES, seed=number
+        )
+        terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None)
+        borrowed, kv_total = rollout("lent"), int(KV_GB * (1 << 30))
+        sharing = lending(terms, self._slo, serving, borrowed, requests, self._rate)
+        own = Device(0, serving=None, rollout=rollout("dedicated"), kv_total=kv_total)
+        return [own, lent(1, serving, borrowed, kv_total, sharing)]
+
+
+def _seen(fleet: Fleet, traffic: Traffic, seconds: float, per_s: float) -> Seen:
+    """Requests that came and were done while it trained, as the benchmark judges them."""
+    served = fleet.served
+    arrival, ttft, tpot = (np.array(one) for one in (served.arrival, served.ttft, served.tpot))
+    ends = arrival + ttft + tpot * (traffic.output[: len(ttft)] - 1)
+    inside = ends <= seconds
+    return Seen(ttft[inside], tpot[inside & (tpot > 0)], per_s)
+
+
+def _episodes(told: Sequence[str]) -> Trajectories:
+    return played([(heard, said, 0.0) for heard, said in parsed(one)] for one in told)
