@@ -71,12 +71,16 @@ def test_the_host_is_what_neither_engines_nor_trainer_took() -> None:
 
 
 def test_a_run_can_be_played_again_from_what_is_told() -> None:
-    lengths = [{"step": i, "rounds": [["40 9 12 8"] * 64, ["40 9"] * i]} for i in (1, 2, 3, 3)]
+    lengths = [
+        {"step": i, "groups": [["40 9 12 8"] * 16] * (4 + i), "useless": list(range(i))}
+        for i in (1, 2, 3, 3)
+    ]
     one = run("rose", 10.0, 0.1, seed=8, window=(12.0, 42.0), lengths=lengths)
     told = json.loads(json.dumps(e2e.summary({"rose": [one]}, SLO)))["runs"]["rose"]["each"][0]
     assert (told["seed"], told["window"]) == (8, [12.0, 42.0])
     assert told["cpu"]["rollout"] == {"dedicated": 30.0, "lent": 9.0}
-    assert [len(step["rounds"][1]) for step in told["steps"]] == [1, 2, 3]
+    assert [len(step["groups"]) for step in told["steps"]] == [5, 6, 7]
+    assert told["steps"][2]["useless"] == [0, 1, 2]
     assert told["steps"][0]["sample_s"] == pytest.approx(7.0)
 
 

@@ -100,7 +100,8 @@ def test_tools_of_different_episodes_overlap(tokenizer: Any) -> None:
     policy = Scripted(tokenizer, lambda _: "x")
 
     async def go(in_flight: int) -> list[Any]:
-        return await agents(policy, tokenizer, Slow, in_flight=in_flight).groups("0", [1, 2, 3], 4)
+        ones = agents(policy, tokenizer, Slow, in_flight=in_flight)
+        return await asyncio.gather(*(ones.group("0", task, 4) for task in (1, 2, 3)))
 
     groups = asyncio.run(go(100))
     assert [(g.task, len(g.trajectories)) for g in groups] == [(1, 4), (2, 4), (3, 4)]
@@ -117,5 +118,5 @@ def test_an_environment_that_breaks_ends_the_rest(tokenizer: Any) -> None:
             raise OSError("the tool is gone")
 
     with pytest.raises(ExceptionGroup) as failed:
-        asyncio.run(agents(Scripted(tokenizer, str), tokenizer, Broken).groups("0", [1], 2))
+        asyncio.run(agents(Scripted(tokenizer, str), tokenizer, Broken).group("0", 1, 2))
     assert "the tool is gone" in str(failed.value.exceptions[0])

@@ -154,3 +154,18 @@ def test_only_chosen_episodes_are_learned_from(model: Any) -> None:
     rows = [([10, 11, 12], 1.0), ([20, 21], 0.0), ([30, 31, 32, 33], 0.0)]
     few = Learner(model, "grpo", learning_rate=1e-9, learned=2).learn([group(model, *rows)])
     assert few.tokens == (3 + 2) + (2 + 2)
+
+
+@given(st.lists(st.integers(2, 400), min_size=1, max_size=40))
+def test_little_of_a_batch_is_padding_and_no_episode_is_lost(sizes: list[int]) -> None:
+    rows = []
+    for i, size in enumerate(sizes):
+        played = Trajectory(0, i)
+        played.hear([1] * size)
+        rows.append((played, 0.0))
+    found = []
+    for batch in learner._batches(rows, 1, "grpo"):
+        real = (batch.tokens >= 0).sum(1).tolist()
+        found += real
+        assert batch.tokens.numel() <= max(learner.MOST_PADDED * sum(real), max(real))
+    assert sorted(found) == sorted(sizes)

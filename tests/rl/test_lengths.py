@@ -27,11 +27,12 @@ def test_what_nobody_computes_is_left_out() -> None:
     assert lengths.parsed(lengths.written(episode([(40, 9)], heard_last=12))) == [(40, 9)]
 
 
-def test_a_step_has_its_rounds_in_order(tmp_path: Path) -> None:
+def test_a_step_has_its_groups_in_order_and_those_that_were_replaced(tmp_path: Path) -> None:
     short, long = episode([(3, 1)]), episode([(3, 2), (4, 5)])
-    lengths.append(tmp_path, 1, [[Group(0, [short, long]), Group(1, [long])], [Group(2, [short])]])
-    lengths.append(tmp_path, 2, [])
+    groups = [Group(0, [short, long]), Group(1, [long]), Group(2, [short])]
+    lengths.append(tmp_path, 1, groups, [groups[0], groups[2]])
+    lengths.append(tmp_path, 2, [], [])
     assert read(tmp_path / lengths.LENGTHS) == [
-        {"step": 1, "rounds": [["3 1", "3 2 4 5", "3 2 4 5"], ["3 1"]]},
-        {"step": 2, "rounds": []},
+        {"step": 1, "groups": [["3 1", "3 2 4 5"], ["3 2 4 5"], ["3 1"]], "useless": [1]},
+        {"step": 2, "groups": [], "useless": []},
     ]

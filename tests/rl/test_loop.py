@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,21 +23,22 @@ from rose.transfer.publisher import Report
 
 
 class Made:
-    """Agents whose groups teach or not, by their place."""
+    """Agents whose groups teach or not, by their number in a step, and take their time."""
 
-    def __init__(self, teaches: Callable[[int], bool]) -> None:
+    def __init__(self, teaches: Callable[[int], bool], seed: int | None = None) -> None:
         self._teaches = teaches
+        self._late = None if seed is None else random.Random(seed)
         self.tasks: list[int] = []
-        self.rounds: list[int] = []
+        self.running = self.most = 0
 
-    async def groups(self, label: str, tasks: list[int], samples: int) -> list[Group]:
-        self.rounds.append(len(tasks))
-        made = []
-        for task in tasks:
-            rewards = [1.0, 0.0] if self._teaches(len(self.tasks)) else [1.0, 1.0]
-            self.tasks.append(task)
-            made.append(Group(task, [Trajectory(task, i, reward=r) for i, r in enumerate(rewards)]))
-        return made
+    async def group(self, label: str, task: int, samples: int) -> Group:
+        self.tasks.append(task)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.005 * self._late.random() if self._late else 0)
+        self.running -= 1
+        rewards = [1.0, 0.0] if self._teaches(task % 18) else [1.0, 1.0]
+        return Group(task, [Trajectory(task, i, reward=r) for i, r in enumerate(rewards)])
 
 
 def trainer_of(tmp_path: Path, made: Made, **train: Any) -> Trainer:
@@ -62,16 +64,23 @@ def sampled(tmp_path: Path, algorithm: Any, made: Made, step: int = 0) -> Sample
 def test_grpo_takes_what_it_asked_for(tmp_path: Path) -> None:
     made = Made(lambda _: False)
     found = sampled(tmp_path, "grpo", made)
-    assert (len(found.tried), len(found.used), made.rounds) == (6, 6, [6])
+    assert (len(found.tried), len(found.used), made.most) == (6, 6, 6)
 
 
-def test_dapo_samples_on_until_enough_groups_differ(tmp_path: Path) -> None:
-    made = Made(lambda place: place % 2 == 0)
+def test_dapo_replaces_a_group_as_soon_as_it_is_known_to_teach_nothing(tmp_path: Path) -> None:
+    made = Made(lambda number: number % 2 == 0, seed=1)
     found = sampled(tmp_path, "dapo", made)
     assert len(found.used) == 6
     assert all(group.teaches for group in found.used)
-    assert 11 <= len(found.tried) <= 18
-    assert len(set(made.tasks)) == len(made.tasks)
+    assert made.most == 6  # none is replaced early, and none waits for the others
+    assert len(set(made.tasks)) == len(made.tasks) == len(found.tried)
+
+
+def test_dapo_samples_the_same_groups_whichever_ends_first(tmp_path: Path) -> None:
+    runs = [sampled(tmp_path, "dapo", Made(lambda n: n % 3 != 1, seed)) for seed in range(5)]
+    tried = [[group.task for group in run.tried] for run in runs]
+    assert tried == [tried[0]] * 5
+    assert [g.task for g in runs[0].tried] == sorted(g.task for g in runs[0].tried)
 
 
 def test_dapo_gives_up_at_its_limit(tmp_path: Path) -> None:
@@ -81,7 +90,7 @@ def test_dapo_gives_up_at_its_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
 def test_no_two_steps_share_a_task_and_none_is_held_out(tmp_path: Path, algorithm: str) -> None:
-    made = Made(lambda place: place % 3 == 0)
+    made = Made(lambda number: number % 3 == 0)
     for step in range(5):
         sampled(tmp_path, algorithm, made, step)
     assert len(set(made.tasks)) == len(made.tasks)
@@ -95,10 +104,12 @@ class Order(Made):
         super().__init__(lambda _: True)
         self._happened = happened
 
-    async def groups(self, label: str, tasks: list[int], samples: int) -> list[Group]:
-        self._happened.append(f"sample {label}")
+    async def group(self, label: str, task: int, samples: int) -> Group:
+        if not self.running:
+            self._happened.append(f"sample {label}")
+        group = await super().group(label, task, samples)
         await asyncio.sleep(0.02)
-        return await super().groups(label, tasks, samples)
+        return group
 
 
 def played(tmp_path: Path, *, off_policy: bool) -> list[str]:

@@ -173,7 +173,7 @@ def _mode(runs: list[Run], slo: Slo) -> dict[str, Any]:
 
 def _told(run: Run) -> dict[str, Any]:
     """All that it takes to play a run again: `rose plan validate` does."""
-    rounds = {row["step"]: row["rounds"] for row in run.lengths}
+    played = {row["step"]: row for row in run.lengths}
     return {
         "seed": run.seed,
         "window": run.window,
@@ -181,8 +181,7 @@ def _told(run: Run) -> dict[str, Any]:
         "lent_s": run.lent_s,
         "activating_s": run.activating_s,
         "steps": [
-            {key: row[key] for key in STEP_KEYS} | {"rounds": rounds.get(row["step"], [])}
-            for row in run.steps
+            {key: row[key] for key in STEP_KEYS} | played.get(row["step"], {}) for row in run.steps
         ],
     }
 

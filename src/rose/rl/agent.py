@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,18 +69,11 @@ class Agents:
         self._progress = progress
         self._places = asyncio.Semaphore(limits.in_flight)
 
-    async def groups(self, label: str, tasks: Sequence[int], samples: int) -> list[Group]:
-        """`samples` episodes of each task, in order; all are in flight at once. One that fails
-        ends the others."""
+    async def group(self, label: str, task: int, samples: int) -> Group:
+        """`samples` episodes of a task, all in flight at once. One that fails ends the others."""
         async with asyncio.TaskGroup() as playing:
-            found = [
-                [playing.create_task(self._in_turn(label, task, i)) for i in range(samples)]
-                for task in tasks
-            ]
-        return [
-            Group(task, [one.result() for one in ones])
-            for task, ones in zip(tasks, found, strict=True)
-        ]
+            found = [playing.create_task(self._in_turn(label, task, i)) for i in range(samples)]
+        return Group(task, [one.result() for one in found])
 
     async def _in_turn(self, label: str, task: int, sample: int) -> Trajectory:
         async with self._places:

@@ -31,6 +31,8 @@ SPREAD = 1e-4
 MAX_GRAD_NORM = 1.0
 MOST_TOKENS = 8192
 """Of a batch that is computed at once, padding included: bounds the trainer's memory."""
+MOST_PADDED = 1.15
+"""Tokens of a batch with its padding over those without: padding is computed like the rest."""
 
 
 @dataclass(frozen=True)
@@ -211,12 +213,15 @@ def _batches(
 ) -> Iterator[_Batch]:
     """Episodes of like length together, so that little is padding."""
     waiting: list[tuple[Trajectory, float]] = []
+    filled = 0
     for row in sorted(rows, key=lambda row: len(row[0].tokens), reverse=True):
-        longest = len((waiting or [row])[0][0].tokens)
-        if waiting and longest * (len(waiting) + 1) > MOST_TOKENS:
+        longest, size = len((waiting or [row])[0][0].tokens), len(row[0].tokens)
+        padded = longest * (len(waiting) + 1)
+        if waiting and padded > min(MOST_TOKENS, MOST_PADDED * (filled + size)):
             yield _batch(waiting, made, len(rows), algorithm)
-            waiting = []
+            waiting, filled = [], 0
         waiting.append(row)
+        filled += size
     yield _batch(waiting, made, len(rows), algorithm)
 
 

@@ -1,13 +1,15 @@
 """`lengths.jsonl`: how long the turns of a step's episodes were, so that they can be played again.
 
-A line for every step that was done: its rounds, in each the episodes in the order they were asked
-for, each as "heard said heard said ...", tokens of the prompt first. A step that is done again
-after a kill has a second line, and that one counts.
+A line for every step that was done: its groups in the order they were begun, which of them were
+replaced by another (`rl.sampling`), and of each the episodes, each as "heard said heard said ...",
+tokens of the prompt first. A step that is done again after a kill has a second line, and that one
+counts.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -16,10 +18,14 @@ from rose.rl.types import Group, Trajectory
 LENGTHS = "lengths.jsonl"
 
 
-def append(folder: Path, step: int, rounds: list[list[Group]]) -> None:
-    told = [[written(one) for group in groups for one in group.trajectories] for groups in rounds]
+def append(folder: Path, step: int, groups: Sequence[Group], used: Sequence[Group]) -> None:
+    told = {
+        "step": step,
+        "groups": [[written(one) for one in group.trajectories] for group in groups],
+        "useless": [i for i, group in enumerate(groups) if group not in used],
+    }
     with (folder / LENGTHS).open("a") as file:
-        file.write(json.dumps({"step": step, "rounds": told}) + "\n")
+        file.write(json.dumps(told) + "\n")
 
 
 def written(episode: Trajectory) -> str:

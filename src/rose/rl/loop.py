@@ -34,7 +34,7 @@ from rose.rl.door import Door, Sampling
 from rose.rl.learner import Learned, Learner
 from rose.rl.metrics import StepFacts
 from rose.rl.run import RunConfig
-from rose.rl.sampling import next_round
+from rose.rl.sampling import to_begin
 from rose.rl.types import Ending, Group
 from rose.rl.watch import watching
 from rose.rl.weight_sync import WeightSync
@@ -47,16 +47,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Sampled:
-    rounds: list[list[Group]]
-    """All that were tried: DAPO asks again until enough of them differ in reward."""
+    tried: list[Group]
+    """In the order they were begun: DAPO replaces those whose rewards do not differ."""
     used: list[Group]
     """To learn from: fewer, if only those that differ in reward are wanted."""
     began: float
     ended: float
-
-    @property
-    def tried(self) -> list[Group]:
-        return [group for groups in self.rounds for group in groups]
 
 
 OnStep = Callable[[StepFacts], None]
@@ -145,7 +141,7 @@ class Trainer:
             report = await asyncio.to_thread(self._send)
             facts = facts.sent(report, synced - began, time.monotonic() - synced)
             metrics.append(config.out, facts)
-            lengths.append(config.out, progress.step, sampled.rounds)
+            lengths.append(config.out, progress.step, sampled.tried, sampled.used)
             on_step(facts)
         await self.evaluate("after")
 
@@ -155,28 +151,39 @@ class Trainer:
         """Mean reward on tasks that are never trained on, one episode each."""
         tasks = self.config.evaluation.tasks
         if tasks:
-            chosen = [HELD_OUT + i for i in range(tasks)]
-            groups = await self._agents.groups(when, chosen, 1)
-            found = {"tasks": tasks, "reward": sum(g.rewards[0] for g in groups) / tasks}
+            async with asyncio.TaskGroup() as playing:
+                groups = [
+                    playing.create_task(self._agents.group(when, HELD_OUT + i, 1))
+                    for i in range(tasks)
+                ]
+            found = {"tasks": tasks, "reward": sum(g.result().rewards[0] for g in groups) / tasks}
             (self.config.out / f"evaluation-{when}.json").write_text(json.dumps(found) + "\n")
             self._say(f"held-out tasks, {when} training: reward {found['reward']:.3f} of {tasks}")
 
     async def _sample(self, step: int) -> Sampled:
         """The groups of a step; of DAPO as many as differ in reward, if that can be had."""
         train, began = self.config.train, time.monotonic()
-        found: list[Group] = []
-        rounds: list[list[Group]] = []
         most = int(train.tasks * train.most_sampled)
-        while True:
-            tried = sum(len(groups) for groups in rounds)
-            asked = next_round(train.tasks, len(found), tried, most)
-            if not asked:
-                break
-            tasks = [self._task(step, tried + i, most) for i in range(asked)]
-            groups = await self._agents.groups(str(step), tasks, train.samples)
-            rounds.append(groups)
-            found += [g for g in groups if train.algorithm == "grpo" or g.teaches]
-        return Sampled(rounds, found[: train.tasks], began, time.monotonic())
+        tried: list[asyncio.Task[Group]] = []
+        useless = 0
+
+        def begin() -> None:
+            for _ in range(to_begin(train.tasks, useless, len(tried), most)):
+                tried.append(playing.create_task(play(self._task(step, len(tried), most))))
+
+        async def play(task: int) -> Group:
+            nonlocal useless
+            group = await self._agents.group(str(step), task, train.samples)
+            if train.algorithm == "dapo" and not group.teaches:
+                useless += 1
+                begin()
+            return group
+
+        async with asyncio.TaskGroup() as playing:
+            begin()
+        groups = [one.result() for one in tried]
+        used = [g for g in groups if train.algorithm == "grpo" or g.teaches]
+        return Sampled(groups, used, began, time.monotonic())
 
     def _task(self, step: int, number: int, most: int) -> int:
         return (self.config.seed << 32) + step * most + number

@@ -1,14 +1,19 @@
-"""How many groups a step samples next, by what was seen: the trainer's rule and the planner's."""
+"""How many groups a step samples, by what was seen: the trainer's rule and the planner's."""
 
 import math
 
 
-def next_round(wanted: int, found: int, tried: int, most: int) -> int:
-    """As many as it will likely take until `found` groups are `wanted`, `most` tried in all.
+def to_begin(wanted: int, useless: int, begun: int, most: int) -> int:
+    """Groups to begin now: one for each that is wanted and one more for each that turned out to
+    be of no use, `most` in all.
 
-    The first round is what is wanted; after that the share of groups that were of use so far says
-    how many to try for one that is missing.
+    A group is replaced as soon as it is known to be useless, so that nobody waits for a round to
+    end; and how many are begun follows from the groups alone, not from which of them ends first.
     """
+    return min(wanted + useless, most) - begun
+
+
+def next_round(wanted: int, found: int, tried: int, most: int) -> int:
     missing = wanted - found
     if missing <= 0:
         return 0
