@@ -305,7 +305,7 @@ class Fleet:
     def _host(self, trajectory: int | None, tool_s: float, now: float) -> None:
         """A turn has ended: its host work goes where it is missed least, and the next one of the
         trajectory, if there is one, waits for it."""
-        device = min(self.devices, key=lambda d: (d.pressed, d.hosted_s))
+        device = min(self.devices, key=lambda d: (d.runnable + (d.host > 0), d.hosted_s))
         device.advance(now)
         done = now + device.take_host(self.kind.host_s)
         self._settle(device, now)

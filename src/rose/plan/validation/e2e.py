@@ -52,7 +52,6 @@ from rose.plan.validation.node import (
     lent,
     played,
 )
-from rose.plan.workload.rollouts import Trajectories
 from rose.plan.workload.traffic import Traffic
 from rose.rl.lengths import parsed
 
@@ -153,6 +152,7 @@ class _Bench:
         if settings["trace"]:
             recorded = tuple(traces.load(Path(settings["trace"])).requests)
         self._traffic = arena.Traffic(self._rate, recorded=recorded)
+        self._wanted = settings["training"]["train"]["tasks"]
         self.sampled_s = 0.0
         """In all runs of the last `simulate`."""
 
@@ -175,11 +175,7 @@ class _Bench:
         episodes = 0
         for step in steps:
             began = fleet.now
-            for told in step["rounds"]:
-                plan = _episodes(told)
-                episodes += len(plan)
-                fleet.begin(plan, step["step"])
-                fleet.run(lambda: fleet.left == 0)
+            episodes += self._sample(fleet, step)
             self.sampled_s += fleet.now - began
             if mode.cold:
                 fleet.release()
@@ -187,6 +183,29 @@ class _Bench:
         seconds = fleet.now
         fleet.pass_time(REST_S)
         return _seen(fleet, traffic, seconds, episodes / seconds)
+
+    def _sample(self, fleet: Fleet, step: dict[str, Any]) -> int:
+        """A step's groups: as many as are wanted, and one more for each that was of no use, as
+        soon as that is known. Returns their episodes."""
+        ends = np.cumsum([len(group) for group in step["groups"]]).tolist()
+        begins = [0, *ends]
+        fleet.begin(
+            played([(heard, said, 0.0) for heard, said in parsed(one)]
+                   for group in step["groups"] for one in group),
+            step["step"], most=ends[min(self._wanted, len(ends)) - 1],
+        )  # fmt: skip
+        unknown = set(step["useless"])
+        for following in ends[self._wanted :]:
+
+            def known() -> set[int]:
+                ended = ~np.isnan(fleet.ended)
+                return {i for i in unknown if ended[begins[i] : ends[i]].all()}
+
+            fleet.run(lambda: bool(known()))  # noqa: B023
+            unknown -= set(sorted(known())[:1])
+            fleet.more(following)
+        fleet.run(lambda: fleet.left == 0)
+        return int(ends[-1])
 
     def _devices(
         self, mode: Mode, requests: Sequence[Request], given: Given, number: int
@@ -212,7 +231,3 @@ def _seen(fleet: Fleet, traffic: Traffic, seconds: float, per_s: float) -> Seen:
     ends = arrival + ttft + tpot * (traffic.output[: len(ttft)] - 1)
     inside = ends <= seconds
     return Seen(ttft[inside], tpot[inside & (tpot > 0)], per_s)
-
-
-def _episodes(told: Sequence[str]) -> Trajectories:
-    return played([(heard, said, 0.0) for heard, said in parsed(one)] for one in told)
