@@ -4,10 +4,13 @@ Played again are the episodes as they were recorded, turn by turn, and the same 
 device of the job's own and one that serves. Taken from the measurement, of `static` only, in which
 nothing is lent:
 
-    slowdown    how much longer rollout steps are than the profile says: until sampling takes as
-                long as it did
-    host        CPU time of HTTP servers, scheduler and load generator, for each turn. Two cores are
-                all there is, so devices do that work too, wherever it is missed least
+    rollout     how much longer its steps are than the profile says: until sampling takes as long
+                as it did
+    serving     seconds that its steps are longer, until the median time per token is what it was:
+                its HTTP server works for every token too, on the same two cores
+    host        CPU time of everything else, HTTP servers, scheduler and load generator, for each
+                turn. Two cores are all there is, so devices do that work, wherever it is missed
+                least; what serving's steps were made longer by is in it already
     rest        of a step: learning, checkpoint, weights; the same in all modes
     first token the host's part of it (`compared.host_seconds`)
 
@@ -72,7 +75,10 @@ class Given:
     """Of a step, beside sampling."""
     turn_s: float
     """Host work of a turn."""
-    slowdown: float = 1.0
+    rollout: float = 1.0
+    """How much longer rollout steps are than profiled."""
+    longer_s: float = 0.0
+    """The same of serving's, in seconds."""
 
 
 def e2e(path: Path, say: Say = lambda _: None) -> list[Compared]:
@@ -118,19 +124,27 @@ def _compare(
 
 
 def _calibrated(bench: _Bench, told: dict[str, Any]) -> tuple[Given, list[Seen]]:
-    """Rollout steps as long as it takes for sampling to take as long as it did."""
+    """What `static` tells, and its runs simulated with that."""
     runs = told["each"]
     steps = [step for run in runs for step in run["steps"]]
+    spent = [Spent(**run["cpu"]) for run in runs]
+    sampled_s = sum(step["sample_s"] for step in steps)
+    turns = sum(step["turns"] * step["episodes"] for step in steps)
+    host_s = sum(cpu.host_cores * cpu.seconds for cpu in spent)
+    served_s = sum(cpu.serving for cpu in spent)
     rest_s = statistics.mean(step["step_s"] - step["sample_s"] for step in steps)
-    host_s = sum(cpu.host_cores * cpu.seconds for cpu in (Spent(**run["cpu"]) for run in runs))
-    given = Given(rest_s, host_s / sum(step["turns"] * step["episodes"] for step in steps))
-    measured = sum(step["sample_s"] for step in steps)
-    slowdown, static = 1.0, list[Seen]()
+    given = Given(rest_s, host_s / turns)
     for _ in range(CORRECTIONS):
-        given = Given(given.rest_s, given.turn_s, slowdown)
         static = bench.simulate(arena.MODES["static"], runs, given)
-        slowdown *= measured / bench.sampled_s
-    return given, static
+        tpot = float(np.median(_pooled(static).tpot))
+        in_steps_s = max(0.0, bench.served_s - served_s)
+        given = Given(
+            rest_s,
+            max(0.0, host_s - in_steps_s) / turns,
+            given.rollout * sampled_s / bench.sampled_s,
+            given.longer_s + told["tpot_s"]["p50"] - tpot,
+        )
+    return given, bench.simulate(arena.MODES["static"], runs, given)
 
 
 def _speed(ones: Sequence[Seen]) -> float:
@@ -153,11 +167,11 @@ class _Bench:
             recorded = tuple(traces.load(Path(settings["trace"])).requests)
         self._traffic = arena.Traffic(self._rate, recorded=recorded)
         self._wanted = settings["training"]["train"]["tasks"]
-        self.sampled_s = 0.0
-        """In all runs of the last `simulate`."""
+        self.sampled_s = self.served_s = 0.0
+        """In all runs of the last `simulate`: time of sampling, device time of serving."""
 
     def simulate(self, mode: Mode, runs: Sequence[dict[str, Any]], given: Given) -> list[Seen]:
-        self.sampled_s = 0.0
+        self.sampled_s = self.served_s = 0.0
         return [self._run(mode, run, given, number) for number, run in enumerate(runs)]
 
     def _run(self, mode: Mode, run: dict[str, Any], given: Given, number: int) -> Seen:
@@ -181,6 +195,7 @@ class _Bench:
                 fleet.release()
             fleet.pass_time(given.rest_s)
         seconds = fleet.now
+        self.served_s += devices[1].serving_s
         fleet.pass_time(REST_S)
         return _seen(fleet, traffic, seconds, episodes / seconds)
 
@@ -212,11 +227,10 @@ class _Bench:
     ) -> list[Device]:
         def rollout(name: str) -> EngineModel:
             return engine(self._profiles[name], self._model, ROLLOUT_TOKENS, SEQUENCES,
-                          slowdown=given.slowdown, seed=number)  # fmt: skip
+                          slowdown=given.rollout, seed=number)  # fmt: skip
 
-        serving = engine(
-            self._profiles["serving"], self._serving_model, SERVING_TOKENS, SEQUENCES, seed=number
-        )
+        serving = engine(self._profiles["serving"], self._serving_model, SERVING_TOKENS, SEQUENCES,
+                         longer_s=given.longer_s, seed=number)  # fmt: skip
         terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None)
         borrowed, kv_total = rollout("lent"), int(KV_GB * (1 << 30))
         sharing = lending(terms, self._slo, serving, borrowed, requests, self._rate)

@@ -2,10 +2,10 @@
 
 The same arrivals and the same rollouts (both follow from the benchmark's seeds), the same promises,
 the same two engines: only the device is simulated, from the latency profile that was measured
-before the benchmark. Two numbers are taken from the measurement, one of each engine alone: the
-host's part of a first-token time (`compared.host_seconds`), and how much slower rollouts are than
-the profile says (it decodes greedily, rollouts draw their tokens). Nothing is fitted to modes in
-which both run.
+before the benchmark. What no profile knows is taken from each engine alone: the host's part of a
+first-token time (`compared.host_seconds`), how much longer a median token of serving takes than the
+profile says (what an engine does between steps), and how much slower rollouts are (a profile
+decodes greedily, rollouts draw their tokens). Nothing is fitted to modes in which both run.
 
 Where a rollout step meets an arrival is chance, on the real device too. So the benchmark is played
 several times, with other rollouts every time, and the middle result counts.
@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from rose.executor.admission import Terms
 from rose.executor.latency import Profile
 from rose.executor.slo import Slo
 from rose.plan.device import Device
+from rose.plan.engine import EngineModel
 from rose.plan.fleet import Fleet, Kind
 from rose.plan.validation.compared import (
     THROUGHPUT,
@@ -61,6 +62,22 @@ KNOWN_S = 1000.0
 SHOWN = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate")
 
 
+class Slower(NamedTuple):
+    """How much longer steps are than those that were profiled."""
+
+    serving_s: float
+    rollout: float
+    """A factor."""
+
+
+AS_IS = Slower(0.0, 1.0)
+
+
+class Engines(NamedTuple):
+    serving: EngineModel
+    rollout: EngineModel
+
+
 def executor(path: Path, say: Callable[[str], None] = lambda _: None) -> list[Compared]:
     """Every scenario and mode of a result of `rose bench executor`."""
     result = load(path, "executor")
@@ -75,18 +92,27 @@ def _play(result: dict[str, Any], say: Callable[[str], None]) -> list[Compared]:
         if "modes" not in part:
             continue
 
-        def play(mode: str, slowdown: float, name: str = name, part: Any = part) -> list[Seen]:
+        def play(mode: str, slower: Slower, name: str = name, part: Any = part) -> list[Seen]:
             say(f"{name}: {mode}")
             return [
-                bench.simulate(name, part, MODES[mode], settings, slowdown, number)
+                bench.simulate(name, part, MODES[mode], settings, slower, number)
                 for number in range(PLAYED)
             ]
 
-        measured = part["modes"]["rollout_alone"]["rollout_tok_s"]["median"]
-        slowdown = _speed(play("rollout_alone", 1.0)) / measured
-        seen = {mode: play(mode, slowdown) for mode in SHOWN if mode in part["modes"]}
+        slower = _calibrated(part["modes"], play)
+        seen = {mode: play(mode, slower) for mode in SHOWN if mode in part["modes"]}
         found += _compare(name, part["modes"], seen)
     return found
+
+
+def _calibrated(modes: dict[str, Any], play: Callable[[str, Slower], list[Seen]]) -> Slower:
+    """From what each engine alone measured."""
+    tpot = statistics.median(float(np.median(one.tpot)) for one in play("serving_alone", AS_IS))
+    made = _speed(play("rollout_alone", AS_IS))
+    return Slower(
+        modes["serving_alone"]["tpot_s"]["p50"] - tpot,
+        made / modes["rollout_alone"]["rollout_tok_s"]["median"],
+    )
 
 
 def _compare(name: str, modes: dict[str, Any], seen: dict[str, list[Seen]]) -> list[Compared]:
@@ -118,7 +144,7 @@ class _Bench:
 
     def simulate(
         self, name: str, part: dict[str, Any], mode: Mode, settings: dict[str, Any],
-        slowdown: float, number: int,
+        slower: Slower, number: int,
     ) -> Seen:  # fmt: skip
         """All windows of a mode; `number` 0 has the benchmark's own rollouts."""
         pattern = name.partition("_")[0]
@@ -126,13 +152,9 @@ class _Bench:
         work = Workload(part["rate"], bursty=pattern == "bursty", output=output)
         light = 1.0 if int(name.rpartition("_")[2]) > 50 else 2.0
         seconds, rounds = settings["seconds"] * light, settings["repeats"]
-        slo, model, profile = Slo(**part["slo"]), self._model, self._profile
-        self._serving = engine(profile, model, SERVING_TOKENS, SERVING_SEQUENCES, seed=number)
-        self._rollout = engine(
-            profile, model, ROLLOUT_TOKENS, ROLLOUT_SEQUENCES, slowdown=slowdown, seed=number
-        )
+        slo, engines = Slo(**part["slo"]), self._engines(slower, number)
         windows = [
-            self._window(work, mode, slo, seconds, 1000 + i, 1000 + i + number * rounds)
+            self._window(work, mode, slo, engines, seconds, 1000 + i, 1000 + i + number * rounds)
             for i in range(rounds)
         ]
         return Seen(
@@ -141,15 +163,23 @@ class _Bench:
             float(np.median([w.made_per_s for w in windows])),
         )
 
+    def _engines(self, slower: Slower, seed: int) -> Engines:
+        serving = engine(self._profile, self._model, SERVING_TOKENS, SERVING_SEQUENCES,
+                         longer_s=slower.serving_s, seed=seed)  # fmt: skip
+        rollout = engine(self._profile, self._model, ROLLOUT_TOKENS, ROLLOUT_SEQUENCES,
+                         slowdown=slower.rollout, seed=seed)  # fmt: skip
+        return Engines(serving, rollout)
+
     def _window(
-        self, work: Workload, mode: Mode, slo: Slo, seconds: float, arrivals: int, rollouts: int
-    ) -> Seen:
+        self, work: Workload, mode: Mode, slo: Slo, engines: Engines, seconds: float,
+        arrivals: int, rollouts: int,
+    ) -> Seen:  # fmt: skip
         requests = work.requests(seconds, arrivals) if mode.serving else []
         traffic = Traffic.of(requests, seconds)
         terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None, mode.error_budget)
         known = work.requests(KNOWN_S, 0)
-        sharing = lending(terms, slo, self._serving, self._rollout, known, work.rate)
-        device = lent(0, self._serving, self._rollout, self._kv_total, sharing)
+        sharing = lending(terms, slo, *engines, known, work.rate)
+        device = lent(0, *engines, self._kv_total, sharing)
         shifted = Traffic(traffic.arrival_s + WARM_S, traffic.prompt, traffic.output, seconds)
         kind = Kind(most_borrowed=int(mode.rollout), activate_s=0.0)
         fleet = Fleet([device], [shifted], kind, np.random.default_rng(0))

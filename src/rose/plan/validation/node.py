@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,10 +26,11 @@ PREEMPT_S = 0.0005
 
 
 def engine(
-    profile: Profile, model: str, tokens: int, sequences: int, *, slowdown: float = 1.0,
-    seed: int = 0,
+    profile: Profile, model: str, tokens: int, sequences: int, *, longer_s: float = 0.0,
+    slowdown: float = 1.0, seed: int = 0,
 ) -> EngineModel:  # fmt: skip
-    """`slowdown`: how much longer its steps are than those that were profiled."""
+    """`longer_s`, `slowdown`: by how much and by what factor steps are longer than profiled."""
+    profile = replace(profile, fixed_s=max(0.0, profile.fixed_s + longer_s))
     kv, jitter = kv_bytes_per_token(resolve(model)), Jitter(profile, seed)
     return EngineModel(Measured(profile, slowdown), kv, tokens, sequences, BLOCK, jitter)
 
