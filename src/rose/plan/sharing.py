@@ -192,6 +192,7 @@ class Sharing:
         if not (queue.decode or queue.starting):
             return Shares(NOBODY, ALONE, tokens, risk)
         served = steps * self._serving.latency.mean(Step(0, queue.decode, queue.context))
+        served = max(served, length)
         both = (served + length) * self._slowdown
         return Shares(served / both, length / both, tokens, risk)
 

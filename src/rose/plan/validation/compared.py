@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rose.bench.stats import percentiles
+from rose.bench.stats import Spread, median_and_spread, percentiles
 
+PLAYED = 5
+"""How often a benchmark is simulated, each time with other chances."""
 THROUGHPUT, TTFT, TPOT = "throughput", "ttft_p99", "tpot_p99"
 
 
@@ -22,15 +24,14 @@ class Compared:
     scenario: str
     mode: str
     key: str
-    measured: float
-    simulated: float
-    low: float
-    """The lowest and the highest that was measured, window by window or run by run."""
-    high: float
+    measured: Spread
+    """Its windows or runs beside it, where the benchmark tells them."""
+    simulated: Spread
+    """The middle of several plays: chance alone makes this much of a difference."""
 
     @property
     def error(self) -> float:
-        return abs(self.simulated - self.measured) / self.measured
+        return abs(self.simulated.median - self.measured.median) / self.measured.median
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,25 @@ def tails(
     windows = [one for one in told.get("windows", []) if one["ttft_s"]]
     rows = []
     for key, name, extra in ((TTFT, "ttft", host_s), (TPOT, "tpot", 0.0)):
-        measured = told[f"{name}_s"]["p99"]
-        ones = [one[f"{name}_s"]["p99"] for one in windows] or [measured]
-        found = statistics.median(p99(getattr(one, name)) for one in seen) + extra
-        rows.append(Compared(bench, scenario, mode, key, measured, found, min(ones), max(ones)))
+        p99s = [one[f"{name}_s"]["p99"] for one in windows] or [told[f"{name}_s"]["p99"]]
+        measured = Spread(told[f"{name}_s"]["p99"], min(p99s), max(p99s), len(p99s))
+        simulated = median_and_spread([p99(getattr(one, name)) + extra for one in seen])
+        rows.append(Compared(bench, scenario, mode, key, measured, simulated))
     return rows
+
+
+def pooled(ones: Sequence[Seen]) -> Seen:
+    """Windows or runs of one play."""
+    ttft, tpot = (np.concatenate([getattr(one, key) for one in ones]) for key in ("ttft", "tpot"))
+    return Seen(ttft, tpot, speeds(ones).median)
+
+
+def speeds(ones: Sequence[Seen]) -> Spread:
+    return median_and_spread([one.made_per_s for one in ones])
+
+
+def scaled(one: Spread, by: float) -> Spread:
+    return Spread(one.median * by, one.low * by, one.high * by, one.repeats)
 
 
 def p99(values: np.ndarray) -> float:

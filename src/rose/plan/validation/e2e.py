@@ -32,6 +32,7 @@ from rose.bench.arena import Mode
 from rose.bench.arrivals import Request
 from rose.bench.cpu import Spent
 from rose.bench.e2e import KV_GB, SEQUENCES
+from rose.bench.stats import Spread
 from rose.executor.admission import Terms
 from rose.executor.latency import Profile
 from rose.executor.slo import Slo
@@ -39,12 +40,16 @@ from rose.plan.device import Device
 from rose.plan.engine import EngineModel
 from rose.plan.fleet import Fleet, Kind
 from rose.plan.validation.compared import (
+    PLAYED,
     THROUGHPUT,
     Compared,
     Seen,
     checked,
     host_seconds,
     load,
+    pooled,
+    scaled,
+    speeds,
     tails,
 )
 from rose.plan.validation.node import (
@@ -53,7 +58,7 @@ from rose.plan.validation.node import (
     engine,
     lending,
     lent,
-    played,
+    recorded_turns,
 )
 from rose.plan.workload.traffic import Traffic
 from rose.rl.lengths import parsed
@@ -95,48 +100,50 @@ def _play(result: dict[str, Any], say: Say) -> list[Compared]:
             raise KeyError(f"the static runs of {algorithm}")
         bench = _Bench(result, Slo(**part["slo"]))
         say(f"{algorithm}: static")
-        given, static = _calibrated(bench, runs["static"])
-        seen = {"static": static}
-        for mode in (name for name in runs if name != "static"):
+        given = _given(bench, runs["static"])
+        seen: dict[str, list[Seen]] = {}
+        for mode, told in runs.items():
             say(f"{algorithm}: {mode}")
-            seen[mode] = bench.simulate(arena.MODES[mode], runs[mode]["each"], given)
+            seen[mode] = [
+                bench.simulate(arena.MODES[mode], told["each"], given, number)
+                for number in range(PLAYED)
+            ]
         found += _compare(algorithm, runs, seen)
     return found
 
 
-def _compare(
-    algorithm: str, runs: dict[str, Any], seen: dict[str, list[Seen]]
-) -> list[Compared]:
+def _compare(algorithm: str, runs: dict[str, Any], seen: dict[str, list[Seen]]) -> list[Compared]:
     host_s = host_seconds(runs["static"], seen["static"])
     measured = runs["static"]["episodes_per_s"]["median"]
-    whole = _speed(seen["static"])
+    whole = speeds(seen["static"]).median
     found = []
     for mode, ones in seen.items():
         told = runs[mode]
         if mode != "static":
-            low, middle, high = (
-                told["episodes_per_s"][key] / measured for key in ("low", "median", "high")
-            )
-            ratio = _speed(ones) / whole
-            found.append(Compared("e2e", algorithm, mode, THROUGHPUT, middle, ratio, low, high))
-        found += tails("e2e", algorithm, mode, told, [_pooled(ones)], host_s)
+            ratio = scaled(Spread(**told["episodes_per_s"]), 1 / measured)
+            played = scaled(speeds(ones), 1 / whole)
+            found.append(Compared("e2e", algorithm, mode, THROUGHPUT, ratio, played))
+        found += tails("e2e", algorithm, mode, told, ones, host_s)
     return found
 
 
-def _calibrated(bench: _Bench, told: dict[str, Any]) -> tuple[Given, list[Seen]]:
-    """What `static` tells, and its runs simulated with that."""
+def _given(bench: _Bench, told: dict[str, Any]) -> Given:
+    """What `static` tells."""
     runs = told["each"]
     steps = [step for run in runs for step in run["steps"]]
     spent = [Spent(**run["cpu"]) for run in runs]
     sampled_s = sum(step["sample_s"] for step in steps)
     turns = sum(step["turns"] * step["episodes"] for step in steps)
     host_s = sum(cpu.host_cores * cpu.seconds for cpu in spent)
-    served_s = sum(cpu.serving for cpu in spent)
+    served_s = sum(
+        cpu.serving / cpu.seconds * (run["window"][1] - run["window"][0])
+        for cpu, run in zip(spent, runs, strict=True)
+    )
     rest_s = statistics.mean(step["step_s"] - step["sample_s"] for step in steps)
     given = Given(rest_s, host_s / turns)
     for _ in range(CORRECTIONS):
-        static = bench.simulate(arena.MODES["static"], runs, given)
-        tpot = float(np.median(_pooled(static).tpot))
+        static = bench.simulate(arena.MODES["static"], runs, given, 0)
+        tpot = float(np.median(static.tpot))
         in_steps_s = max(0.0, bench.served_s - served_s)
         given = Given(
             rest_s,
@@ -144,16 +151,7 @@ def _calibrated(bench: _Bench, told: dict[str, Any]) -> tuple[Given, list[Seen]]
             given.rollout * sampled_s / bench.sampled_s,
             given.longer_s + told["tpot_s"]["p50"] - tpot,
         )
-    return given, bench.simulate(arena.MODES["static"], runs, given)
-
-
-def _speed(ones: Sequence[Seen]) -> float:
-    return statistics.median(one.made_per_s for one in ones)
-
-
-def _pooled(ones: Sequence[Seen]) -> Seen:
-    ttft, tpot = (np.concatenate([getattr(one, key) for one in ones]) for key in ("ttft", "tpot"))
-    return Seen(ttft, tpot, _speed(ones))
+    return given
 
 
 class _Bench:
@@ -170,11 +168,15 @@ class _Bench:
         self.sampled_s = self.served_s = 0.0
         """In all runs of the last `simulate`: time of sampling, device time of serving."""
 
-    def simulate(self, mode: Mode, runs: Sequence[dict[str, Any]], given: Given) -> list[Seen]:
+    def simulate(
+        self, mode: Mode, runs: Sequence[dict[str, Any]], given: Given, number: int
+    ) -> Seen:
+        """All runs of a mode, for the `number`th time."""
         self.sampled_s = self.served_s = 0.0
-        return [self._run(mode, run, given, number) for number, run in enumerate(runs)]
+        seeds = range(number * len(runs), (number + 1) * len(runs))
+        return pooled([self._run(mode, *one, given) for one in zip(runs, seeds, strict=True)])
 
-    def _run(self, mode: Mode, run: dict[str, Any], given: Given, number: int) -> Seen:
+    def _run(self, mode: Mode, run: dict[str, Any], seed: int, given: Given) -> Seen:
         steps = run["steps"]
         cold_s = run["activating_s"] / len(steps)
         kind = Kind(
@@ -184,8 +186,8 @@ class _Bench:
         )
         requests = self._traffic.requests(arena.LONGEST_S, run["seed"])
         traffic = Traffic.of(requests, arena.LONGEST_S).slice(run["window"][0], arena.LONGEST_S)
-        devices = self._devices(mode, requests, given, number)
-        fleet = Fleet(devices, [None, traffic], kind, np.random.default_rng(number))
+        devices = self._devices(mode, requests, given, seed)
+        fleet = Fleet(devices, [None, traffic], kind, np.random.default_rng(seed))
         episodes = 0
         for step in steps:
             began = fleet.now
@@ -204,33 +206,34 @@ class _Bench:
         soon as that is known. Returns their episodes."""
         ends = np.cumsum([len(group) for group in step["groups"]]).tolist()
         begins = [0, *ends]
-        fleet.begin(
-            played([(heard, said, 0.0) for heard, said in parsed(one)]
-                   for group in step["groups"] for one in group),
-            step["step"], most=ends[min(self._wanted, len(ends)) - 1],
-        )  # fmt: skip
-        unknown = set(step["useless"])
+        plan = recorded_turns(
+            [(heard, said, 0.0) for heard, said in parsed(one)]
+            for group in step["groups"]
+            for one in group
+        )
+        fleet.begin(plan, step["step"], most=ends[min(self._wanted, len(ends)) - 1])
+        unknown = list(step["useless"])
+
+        def known() -> list[int]:
+            ended = ~np.isnan(fleet.ended)
+            return [i for i in unknown if ended[begins[i] : ends[i]].all()]
+
         for following in ends[self._wanted :]:
-
-            def known() -> set[int]:
-                ended = ~np.isnan(fleet.ended)
-                return {i for i in unknown if ended[begins[i] : ends[i]].all()}
-
-            fleet.run(lambda: bool(known()))  # noqa: B023
-            unknown -= set(sorted(known())[:1])
+            fleet.run(lambda: bool(known()))
+            unknown.remove(known()[0])
             fleet.more(following)
         fleet.run(lambda: fleet.left == 0)
         return int(ends[-1])
 
     def _devices(
-        self, mode: Mode, requests: Sequence[Request], given: Given, number: int
+        self, mode: Mode, requests: Sequence[Request], given: Given, seed: int
     ) -> list[Device]:
         def rollout(name: str) -> EngineModel:
             return engine(self._profiles[name], self._model, ROLLOUT_TOKENS, SEQUENCES,
-                          slowdown=given.rollout, seed=number)  # fmt: skip
+                          slowdown=given.rollout, seed=seed)  # fmt: skip
 
         serving = engine(self._profiles["serving"], self._serving_model, SERVING_TOKENS, SEQUENCES,
-                         longer_s=given.longer_s, seed=number)  # fmt: skip
+                         longer_s=given.longer_s, seed=seed)  # fmt: skip
         terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None)
         borrowed, kv_total = rollout("lent"), int(KV_GB * (1 << 30))
         sharing = lending(terms, self._slo, serving, borrowed, requests, self._rate)

@@ -23,6 +23,7 @@ import numpy as np
 
 from rose.bench.colocated import CHAT, MODES, SHORT, WARM_S, Mode, Workload
 from rose.bench.rollouts import RolloutPlan, turns
+from rose.bench.stats import Spread
 from rose.cluster.profiles import path_for
 from rose.executor.admission import Terms
 from rose.executor.latency import Profile
@@ -31,12 +32,16 @@ from rose.plan.device import Device
 from rose.plan.engine import EngineModel
 from rose.plan.fleet import Fleet, Kind
 from rose.plan.validation.compared import (
+    PLAYED,
     THROUGHPUT,
     Compared,
     Seen,
     checked,
     host_seconds,
     load,
+    pooled,
+    scaled,
+    speeds,
     tails,
 )
 from rose.plan.validation.node import (
@@ -45,7 +50,7 @@ from rose.plan.validation.node import (
     engine,
     lending,
     lent,
-    played,
+    recorded_turns,
 )
 from rose.plan.workload.rollouts import Trajectories
 from rose.plan.workload.traffic import Traffic
@@ -56,10 +61,10 @@ REST_S = 30.0
 """After the window, until all are served."""
 TRAJECTORIES_PER_S = 10
 """More than a device could end."""
-PLAYED = 5
 KNOWN_S = 1000.0
 """Of arrivals, from which a serving engine knows how long prompts are."""
-SHOWN = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate")
+SHOWN = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate", "idle_gate",
+         "paper_slack")  # fmt: skip
 
 
 class Slower(NamedTuple):
@@ -108,7 +113,7 @@ def _play(result: dict[str, Any], say: Callable[[str], None]) -> list[Compared]:
 def _calibrated(modes: dict[str, Any], play: Callable[[str, Slower], list[Seen]]) -> Slower:
     """From what each engine alone measured."""
     tpot = statistics.median(float(np.median(one.tpot)) for one in play("serving_alone", AS_IS))
-    made = _speed(play("rollout_alone", AS_IS))
+    made = speeds(play("rollout_alone", AS_IS)).median
     return Slower(
         modes["serving_alone"]["tpot_s"]["p50"] - tpot,
         made / modes["rollout_alone"]["rollout_tok_s"]["median"],
@@ -118,23 +123,17 @@ def _calibrated(modes: dict[str, Any], play: Callable[[str, Slower], list[Seen]]
 def _compare(name: str, modes: dict[str, Any], seen: dict[str, list[Seen]]) -> list[Compared]:
     """Throughput as a share of rollouts alone, P99s as users saw them."""
     host_s = host_seconds(modes["serving_alone"], seen["serving_alone"])
-    whole = _speed(seen["rollout_alone"])
-    measured_whole = modes["rollout_alone"]["rollout_tok_s"]["median"]
+    measured = modes["rollout_alone"]["rollout_tok_s"]["median"]
+    whole = speeds(seen["rollout_alone"]).median
     found = []
     for mode, ones in seen.items():
         told = modes[mode]
         if mode not in ("serving_alone", "rollout_alone"):
-            low, middle, high = (
-                told["rollout_tok_s"][key] / measured_whole for key in ("low", "median", "high")
-            )
-            ratio = _speed(ones) / whole
-            found.append(Compared("executor", name, mode, THROUGHPUT, middle, ratio, low, high))
+            ratio = scaled(Spread(**told["rollout_tok_s"]), 1 / measured)
+            played = scaled(speeds(ones), 1 / whole)
+            found.append(Compared("executor", name, mode, THROUGHPUT, ratio, played))
         found += tails("executor", name, mode, told, ones, host_s)
     return found
-
-
-def _speed(ones: list[Seen]) -> float:
-    return statistics.median(one.made_per_s for one in ones)
 
 
 class _Bench:
@@ -157,11 +156,7 @@ class _Bench:
             self._window(work, mode, slo, engines, seconds, 1000 + i, 1000 + i + number * rounds)
             for i in range(rounds)
         ]
-        return Seen(
-            np.concatenate([w.ttft for w in windows]),
-            np.concatenate([w.tpot for w in windows]),
-            float(np.median([w.made_per_s for w in windows])),
-        )
+        return pooled(windows)
 
     def _engines(self, slower: Slower, seed: int) -> Engines:
         serving = engine(self._profile, self._model, SERVING_TOKENS, SERVING_SEQUENCES,
@@ -205,7 +200,7 @@ def _made(device: Device) -> int:
 
 
 def _trajectories(plan: RolloutPlan, count: int) -> Trajectories:
-    return played(
+    return recorded_turns(
         [(len(turn.heard), turn.budget, turn.think_s) for turn in turns(plan, index)]
         for index in range(count)
     )

@@ -55,14 +55,13 @@ def lent(
     return device
 
 
-def played(turns: Iterable[Sequence[tuple[int, int, float]]]) -> Trajectories:
+def recorded_turns(turns: Iterable[Sequence[tuple[int, int, float]]]) -> Trajectories:
     """Trajectories that were recorded; of each turn the tokens that it hears and says, and the
     seconds before it."""
     ones = [list(one) for one in turns]
     flat = [turn for one in ones for turn in one]
     offset = np.concatenate(([0], np.cumsum([len(one) for one in ones]))).astype(np.int64)
-    following = [(0, 0, 0.0) if last else flat[i + 1]
-                 for i, last in enumerate(np.isin(np.arange(1, len(flat) + 1), offset))]  # fmt: skip
+    following = [turn for one in ones for turn in (*one[1:], (0, 0, 0.0))]
     return Trajectories(
         group=np.arange(len(ones)),
         prompt=np.array([one[0][0] for one in ones], np.int64),
