@@ -132,7 +132,8 @@ def test_a_node_is_borrowed_for_a_turn_and_given_back(make_cluster: Any) -> None
         assert status == 200
         return answer["order"]
 
-    assert say() is None
+    assert say(places=8) is None
+    assert call(f"{cluster.url}/rose/v1/status")[1]["engines"][0]["slots"] == 9
     going = in_background(lambda: cluster.generate(PROMPT, 10))
     deadline = time.monotonic() + 20
     while (order := say()) != "activate":

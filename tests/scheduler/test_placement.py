@@ -58,6 +58,13 @@ def test_only_ready_engines_with_room_get_turns() -> None:
     assert not has_room(turn(), engine("a", running=engine("a").slots))
 
 
+def test_an_engine_gets_one_more_turn_than_it_has_places_or_an_eighth() -> None:
+    assert [engine("a", places=places).slots for places in (1, 8, 64)] == [2, 9, 72]
+    worth = engine("a", speed=Speed(0.02, 0.002)).slots
+    assert worth == engine("a", speed=Speed(0.02, 0.002), places=1000).slots == 90
+    assert not has_room(turn(), engine("a", running=9, places=8))
+
+
 def test_why_a_turn_went_where_it_went_can_be_told() -> None:
     assert reason(turn(), "a") == Reason.NEW
     had = turn(cached={"a": 900, "b": 900, "c": 100}, before="a")

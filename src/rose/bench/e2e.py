@@ -32,6 +32,9 @@ PROBE_RATE, PROBE_S = 0.5, 20.0
 SEQUENCES, KV_GB = 8, 0.5
 """Of each rollout device: with few turns at once a step reads all weights for few tokens, as on a
 GPU, and most of an RL step is sampling, as in the paper (87 and 71 %)."""
+IN_FLIGHT = 24
+"""Episodes at once: as many as both devices take and half as many more, so that a step's groups end
+one after the other, and DAPO knows early which to replace."""
 SEED = 7
 STEP_KEYS = ("step", "episodes", "groups_tried", "turns", "tokens", "sample_s", "learn_s", "sync_s",
              "step_s", "at")  # fmt: skip
@@ -88,6 +91,7 @@ def training(settings: Settings, algorithm: str) -> dict[str, Any]:
             "turns": 12,
             "turn_tokens": 16,
             "context": 448,
+            "in_flight": IN_FLIGHT,
         },
     }
 

@@ -70,6 +70,7 @@ async def _once(node: Node, scheduler: str, secret: str, load: float) -> bool:
         "offered": node.offered,
         "load": round(load, 3),
         "memory": round(_memory(node), 3),
+        "places": node.config.rollout.max_seqs,
         "wait_s": REPORT_S,
     }
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

@@ -7,6 +7,9 @@ from functools import lru_cache
 
 import msgspec
 
+PLACES = 256
+"""Turns at once of an engine that nobody has told of: vLLM's `--max-num-seqs` on most servers."""
+
 
 class Standing(StrEnum):
     """Whether an engine may get turns."""
@@ -20,8 +23,9 @@ class Standing(StrEnum):
 
 
 @lru_cache(1024)  # asked for every engine whenever a turn is placed
-def _slots(step_s: float, turn_s: float) -> int:
-    return max(1, min(MOST_TURNS, round(WORTH * step_s / max(turn_s, 1e-6))))
+def _slots(step_s: float, turn_s: float, places: int) -> int:
+    most = places + max(1, round(AHEAD * places))
+    return max(1, min(most, round(WORTH * step_s / max(turn_s, 1e-6))))
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -35,10 +39,9 @@ class Speed(msgspec.Struct, frozen=True):
         """Between two tokens of a turn, with so many at once."""
         return self.step_s + self.turn_s * max(1, turns)
 
-    @property
-    def slots(self) -> int:
-        """Turns beyond which one more hardly adds throughput."""
-        return _slots(self.step_s, self.turn_s)
+    def slots(self, places: int) -> int:
+        """Turns beyond which one more hardly adds throughput, or would only wait."""
+        return _slots(self.step_s, self.turn_s, places)
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
@@ -59,14 +62,17 @@ class EngineFacts(msgspec.Struct, frozen=True):
     revoked_per_s: float = 0.0
     """How often turns are cut there, lately."""
     version: str = ""
+    places: int = PLACES
+    """Turns that it runs at once."""
 
     @property
     def slots(self) -> int:
-        return self.speed.slots
+        return self.speed.slots(self.places)
 
 
-MOST_TURNS = 256
-"""vLLM's `--max-num-seqs` on most devices: more would wait there, where they cannot be moved."""
+AHEAD = 0.125
+"""Of an engine's places: so many turns more, at least one, so that a place that becomes free is
+taken in the next step. The rest waits here, where it can still go elsewhere."""
 WORTH = 9.0
 """At 9 times step_s / turn_s turns a step is nine tenths their own work: another one adds about a
 tenth of its share, and makes all the others slower."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from rose.scheduler.facts import EngineFacts, Speed, Standing
+from rose.scheduler.facts import PLACES, EngineFacts, Speed, Standing
 from rose.scheduler.speed import Meter
 from rose.scheduler.turn import Cut, Turn
 
@@ -33,6 +33,8 @@ class Engine:
     """Its node says whether it takes turns."""
     capacity: int = UNKNOWN
     """Tokens of KV memory; no limit while it is not known."""
+    places: int = PLACES
+    """Turns that it runs at once."""
     jobs: frozenset[str] = frozenset()
     """That it may serve; any if empty."""
     version: str = ""
@@ -75,7 +77,8 @@ class Engine:
 
     def takes_more(self, now: float) -> bool:
         """Another turn, if it has the memory."""
-        return self.standing(now) == Standing.READY and len(self.turns) < self.speed.slots
+        slots = self.speed.slots(self.places)
+        return self.standing(now) == Standing.READY and len(self.turns) < slots
 
     def facts(self, now: float) -> EngineFacts:
         return EngineFacts(
@@ -89,6 +92,7 @@ class Engine:
             speed=self.meter.speed,
             revoked_per_s=self._cuts_per_s(now),
             version=self.version,
+            places=self.places,
         )
 
     @property

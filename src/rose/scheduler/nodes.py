@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from rose.scheduler import lease, provisioner
 from rose.scheduler.core import Scheduler
+from rose.scheduler.facts import PLACES
 from rose.scheduler.fleet import Engine
 from rose.scheduler.lease import Lease, Order, Phase, Word
 from rose.scheduler.provisioner import Demand, Device
@@ -45,7 +46,7 @@ class Nodes:
         return frozenset(self._wanted)
 
     def heard(
-        self, id_: str, engine: str, *, dedicated: bool, word: Word
+        self, id_: str, engine: str, *, dedicated: bool, word: Word, places: int = PLACES
     ) -> tuple[Node, Order | None]:
         """What a node says of itself; returns what to answer."""
         node = self.known.get(id_)
@@ -60,7 +61,7 @@ class Nodes:
         ours = self._core.engines[id_]
         ours.active = node.lease.phase in (Phase.ACTIVE, Phase.DRAINING) and word.active
         ours.draining = node.lease.phase == Phase.DRAINING
-        ours.memory = word.memory
+        ours.memory, ours.places = word.memory, places
         return node, order
 
     def decide(self, now: float) -> None:

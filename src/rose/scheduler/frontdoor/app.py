@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from rose.scheduler.facts import PLACES
 from rose.scheduler.frontdoor import control, splitting, texts
 from rose.scheduler.frontdoor.errors import END, Wrong, answer, event, json, read
 from rose.scheduler.frontdoor.events import Events
@@ -52,6 +53,7 @@ class Report(msgspec.Struct):
     dedicated: bool
     load: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     memory: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    places: Annotated[int, msgspec.Meta(ge=1)] = PLACES
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     """It has nothing else to say for so long: an order that comes up meanwhile is told at once."""
 
@@ -180,8 +182,9 @@ class Door:
             now = time.monotonic()
             word = Word(now, said.active, said.offered, said.load, said.memory)
             node, order = self._service.nodes.heard(
-                said.node, said.engine.rstrip("/"), dedicated=said.dedicated, word=word
-            )
+                said.node, said.engine.rstrip("/"), dedicated=said.dedicated, word=word,
+                places=said.places,
+            )  # fmt: skip
             self._service.kick()
             if order is not None or now >= until or self._service.stopping.is_set():
                 return json({"order": order, "lease": node.lease.phase})
