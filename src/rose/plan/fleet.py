@@ -405,6 +405,7 @@ class Fleet:
             capacity=device.capacity,
             speed=self._meters[device.number].speed,
             revoked_per_s=self.kind.revoked_per_s if device.number in self.lent else 0.0,
+            places=rollout.model.sequences,
         )
 
     def release(self) -> None:

@@ -63,8 +63,8 @@ TRAJECTORIES_PER_S = 10
 """More than a device could end."""
 KNOWN_S = 1000.0
 """Of arrivals, from which a serving engine knows how long prompts are."""
-SHOWN = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate", "idle_gate",
-         "paper_slack")  # fmt: skip
+SHOWN = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate", "rose_strict",
+         "idle_gate", "paper_slack")  # fmt: skip
 
 
 class Slower(NamedTuple):
