@@ -306,11 +306,16 @@ class Fleet:
         """A turn has ended: its host work goes where it is missed least, and the next one of the
         trajectory, if there is one, waits for it."""
         device = min(self.devices, key=lambda d: (d.runnable + (d.host > 0), d.hosted_s))
-        device.advance(now)
-        done = now + device.take_host(self.kind.host_s)
-        self._settle(device, now)
+        done = now + self.burden(device, self.kind.host_s)
         if trajectory is not None:
             self._at(done + tool_s, partial(self._answered, trajectory))
+
+    def burden(self, device: Device, seconds: float) -> float:
+        """Work of the host on a device's core; how long until it is done."""
+        device.advance(self.now)
+        lasts = device.take_host(seconds)
+        self._settle(device, self.now)
+        return lasts
 
     def _turn_lost(self, device: Device, job: Job, made: int, now: float) -> None:
         """Go on elsewhere from the tokens so far."""

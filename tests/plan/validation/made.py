@@ -40,11 +40,11 @@ def written(path: Path, result: dict[str, Any]) -> Path:
 
 def executor_result(folder: Path) -> dict[str, Any]:
     settings = {"model": model(folder), "device": "cpu:0", "kv_gb": 0.25, "seconds": 20.0,
-                "repeats": 2}  # fmt: skip
-    bench = executor._Bench(settings["model"], "cpu:0", 1 << 28)
+                "repeats": 2, "quick": False}  # fmt: skip
+    bench = executor._Bench(settings)
     part: dict[str, Any] = {"slo": SLO, "rate": 3.0, "modes": {}}
     for mode in ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate"):
-        seen = bench.simulate("steady_60", part, MODES[mode], settings, executor.AS_IS, 0)
+        seen = bench.simulate("steady_60", part, MODES[mode], executor.AS_IS, 0)
         part["modes"][mode] = {
             "ttft_s": _shown(seen.ttft.tolist()),
             "tpot_s": _shown(seen.tpot.tolist()),
@@ -78,8 +78,9 @@ def e2e_result(folder: Path) -> dict[str, Any]:
 
 def _run(bench: Any, mode: str, steps: list[dict[str, Any]]) -> arena.Run:
     rest_s, turn_s = 2.0, 0.005
-    told = {"seed": 7, "window": (5.0, 5.0), "activating_s": 4.0, "steps": steps}
-    seen = bench.simulate(arena.MODES[mode], [told], replayed.Given(rest_s, turn_s), 0)
+    told = {"seed": 7, "window": (5.0, 5.0), "activating_s": 4.0, "cpu": asdict(Spent()),
+            "steps": [{"turns": 1.0, "episodes": 1} | step for step in steps]}  # fmt: skip
+    seen = bench.simulate(arena.MODES[mode], [told], replayed.Given(rest_s, turn_s, turn_s), 0)
     episodes = sum(len(group) for step in steps for group in step["groups"])
     turns = sum(len(one.split()) // 2 for step in steps for g in step["groups"] for one in g)
     seconds, count = episodes / seen.made_per_s, len(steps)

@@ -14,7 +14,8 @@ nothing is lent:
     rest        of a step: learning, checkpoint, weights; the same in all modes
     first token the host's part of it (`compared.host_seconds`)
 
-and of `elastic` how long a cold start takes. What the other modes come to is predicted.
+and of `elastic` what a cold start takes, by the clock and of the serving device's core. What the
+modes come to is predicted.
 """
 
 from __future__ import annotations
@@ -78,8 +79,10 @@ class Given:
 
     rest_s: float
     """Of a step, beside sampling."""
+    host_s: float
+    """CPU time of the host for each turn."""
     turn_s: float
-    """Host work of a turn."""
+    """The same without what serving's steps have of it already."""
     rollout: float = 1.0
     """How much longer rollout steps are than profiled."""
     longer_s: float = 0.0
@@ -140,13 +143,14 @@ def _given(bench: _Bench, told: dict[str, Any]) -> Given:
         for cpu, run in zip(spent, runs, strict=True)
     )
     rest_s = statistics.mean(step["step_s"] - step["sample_s"] for step in steps)
-    given = Given(rest_s, host_s / turns)
+    given = Given(rest_s, host_s / turns, host_s / turns)
     for _ in range(CORRECTIONS):
         static = bench.simulate(arena.MODES["static"], runs, given, 0)
         tpot = float(np.median(static.tpot))
         in_steps_s = max(0.0, bench.served_s - served_s)
         given = Given(
             rest_s,
+            host_s / turns,
             max(0.0, host_s - in_steps_s) / turns,
             given.rollout * sampled_s / bench.sampled_s,
             given.longer_s + told["tpot_s"]["p50"] - tpot,
@@ -179,6 +183,7 @@ class _Bench:
     def _run(self, mode: Mode, run: dict[str, Any], seed: int, given: Given) -> Seen:
         steps = run["steps"]
         cold_s = run["activating_s"] / len(steps)
+        cold_cpu_s = _cold_cpu(run, given) if mode.cold else 0.0
         kind = Kind(
             most_borrowed=int(mode.lent),
             activate_s=cold_s if mode.cold else ACTIVATE_S,
@@ -191,6 +196,8 @@ class _Bench:
         episodes = 0
         for step in steps:
             began = fleet.now
+            if cold_cpu_s:
+                fleet.burden(devices[1], cold_cpu_s)
             episodes += self._sample(fleet, step)
             self.sampled_s += fleet.now - began
             if mode.cold:
@@ -239,6 +246,13 @@ class _Bench:
         sharing = lending(terms, self._slo, serving, borrowed, requests, self._rate)
         own = Device(0, serving=None, rollout=rollout("dedicated"), kv_total=kv_total)
         return [own, lent(1, serving, borrowed, kv_total, sharing)]
+
+
+def _cold_cpu(run: dict[str, Any], given: Given) -> float:
+    """Of a step's cold start: what the host took beyond its work for turns."""
+    cpu, steps = Spent(**run["cpu"]), run["steps"]
+    turns = sum(step["turns"] * step["episodes"] for step in steps)
+    return max(0.0, cpu.host_cores * cpu.seconds - given.host_s * turns) / len(steps)
 
 
 def _seen(fleet: Fleet, traffic: Traffic, seconds: float, per_s: float) -> Seen:

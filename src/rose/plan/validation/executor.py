@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rose.bench.colocated import CHAT, MODES, SHORT, WARM_S, Mode, Workload
+from rose.bench.arrivals import Request
+from rose.bench.colocated import MODES, WARM_S, Mode
+from rose.bench.executor import Scenario, Settings
 from rose.bench.rollouts import RolloutPlan, turns
 from rose.bench.stats import Spread
 from rose.cluster.profiles import path_for
@@ -57,10 +59,12 @@ from rose.plan.workload.traffic import Traffic
 
 SERVING_TOKENS, SERVING_SEQUENCES, ROLLOUT_SEQUENCES = 512, 32, 16
 """As `bench.executor.node_config` starts engines."""
-REST_S = 30.0
+REST_S = 10.0
 """After the window, until all are served."""
 TRAJECTORIES_PER_S = 10
 """More than a device could end."""
+FIRST_SEED = 1000
+"""Of arrivals and rollouts, as `bench.executor` counts its rounds."""
 KNOWN_S = 1000.0
 """Of arrivals, from which a serving engine knows how long prompts are."""
 SHOWN = ("serving_alone", "rollout_alone", "share_all", "rose", "rose_gate", "rose_strict",
@@ -90,8 +94,7 @@ def executor(path: Path, say: Callable[[str], None] = lambda _: None) -> list[Co
 
 
 def _play(result: dict[str, Any], say: Callable[[str], None]) -> list[Compared]:
-    settings = result["settings"]
-    bench = _Bench(settings["model"], settings["device"], int(settings["kv_gb"] * (1 << 30)))
+    bench = _Bench(result["settings"])
     found: list[Compared] = []
     for name, part in result["modes"].items():
         if "modes" not in part:
@@ -100,8 +103,7 @@ def _play(result: dict[str, Any], say: Callable[[str], None]) -> list[Compared]:
         def play(mode: str, slower: Slower, name: str = name, part: Any = part) -> list[Seen]:
             say(f"{name}: {mode}")
             return [
-                bench.simulate(name, part, MODES[mode], settings, slower, number)
-                for number in range(PLAYED)
+                bench.simulate(name, part, MODES[mode], slower, number) for number in range(PLAYED)
             ]
 
         slower = _calibrated(part["modes"], play)
@@ -137,60 +139,59 @@ def _compare(name: str, modes: dict[str, Any], seen: dict[str, list[Seen]]) -> l
 
 
 class _Bench:
-    def __init__(self, model: str, device: str, kv_total: int) -> None:
-        self._model, self._kv_total = model, kv_total
-        self._profile = Profile.load(path_for(model, "auto", device))
+    def __init__(self, told: dict[str, Any]) -> None:
+        """`told`: the settings of the result."""
+        keys = ("model", "device", "kv_gb", "seconds", "repeats", "quick")
+        self._settings = Settings(**{key: told[key] for key in keys})
+        self._profile = Profile.load(path_for(told["model"], "auto", told["device"]))
 
     def simulate(
-        self, name: str, part: dict[str, Any], mode: Mode, settings: dict[str, Any],
-        slower: Slower, number: int,
-    ) -> Seen:  # fmt: skip
+        self, name: str, part: dict[str, Any], mode: Mode, slower: Slower, number: int
+    ) -> Seen:
         """All windows of a mode; `number` 0 has the benchmark's own rollouts."""
-        pattern = name.partition("_")[0]
-        output = CHAT if pattern == "chat" else SHORT
-        work = Workload(part["rate"], bursty=pattern == "bursty", output=output)
-        light = 1.0 if int(name.rpartition("_")[2]) > 50 else 2.0
-        seconds, rounds = settings["seconds"] * light, settings["repeats"]
-        slo, engines = Slo(**part["slo"]), self._engines(slower, number)
-        windows = [
-            self._window(work, mode, slo, engines, seconds, 1000 + i, 1000 + i + number * rounds)
-            for i in range(rounds)
-        ]
+        pattern, _, load = name.rpartition("_")
+        scenario = Scenario(pattern, int(load) / 100)  # type: ignore[arg-type]
+        work, rounds = scenario.workload(part["rate"]), self._settings.rounds
+        engines = self._engines(slower, number)
+        terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None, mode.error_budget)
+        known = work.requests(KNOWN_S, 0)
+        sharing = lending(terms, Slo(**part["slo"]), *engines, known, work.rate)
+        windows = []
+        for seed in range(FIRST_SEED, FIRST_SEED + rounds):
+            device = lent(0, *engines, int(self._settings.kv_gb * (1 << 30)), sharing)
+            plan = replace(work.rollouts, seed=seed + number * rounds)
+            seconds = self._settings.window(scenario)
+            requests = work.requests(seconds, seed) if mode.serving else []
+            windows.append(_window(device, requests, plan if mode.rollout else None, seconds))
         return pooled(windows)
 
     def _engines(self, slower: Slower, seed: int) -> Engines:
-        serving = engine(self._profile, self._model, SERVING_TOKENS, SERVING_SEQUENCES,
+        model = self._settings.model
+        serving = engine(self._profile, model, SERVING_TOKENS, SERVING_SEQUENCES,
                          longer_s=slower.serving_s, seed=seed)  # fmt: skip
-        rollout = engine(self._profile, self._model, ROLLOUT_TOKENS, ROLLOUT_SEQUENCES,
+        rollout = engine(self._profile, model, ROLLOUT_TOKENS, ROLLOUT_SEQUENCES,
                          slowdown=slower.rollout, seed=seed)  # fmt: skip
         return Engines(serving, rollout)
 
-    def _window(
-        self, work: Workload, mode: Mode, slo: Slo, engines: Engines, seconds: float,
-        arrivals: int, rollouts: int,
-    ) -> Seen:  # fmt: skip
-        requests = work.requests(seconds, arrivals) if mode.serving else []
-        traffic = Traffic.of(requests, seconds)
-        terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None, mode.error_budget)
-        known = work.requests(KNOWN_S, 0)
-        sharing = lending(terms, slo, *engines, known, work.rate)
-        device = lent(0, *engines, self._kv_total, sharing)
-        shifted = Traffic(traffic.arrival_s + WARM_S, traffic.prompt, traffic.output, seconds)
-        kind = Kind(most_borrowed=int(mode.rollout), activate_s=0.0)
-        fleet = Fleet([device], [shifted], kind, np.random.default_rng(0))
-        if mode.rollout:
-            fleet.refills = True
-            plan = replace(work.rollouts, seed=rollouts)
-            count = int(TRAJECTORIES_PER_S * (WARM_S + seconds + REST_S))
-            fleet.begin(_trajectories(plan, count), 0, most=plan.in_flight)
-        fleet.pass_time(WARM_S)
-        before = _made(device)
-        fleet.pass_time(seconds)
-        tokens = _made(device) - before
-        fleet.pass_time(REST_S)
-        served = fleet.served
-        ttft, tpot = np.array(served.ttft), np.array(served.tpot)
-        return Seen(ttft, tpot[tpot > 0], tokens / seconds)
+
+def _window(
+    device: Device, requests: list[Request], plan: RolloutPlan | None, seconds: float
+) -> Seen:
+    traffic = Traffic.of(requests, seconds)
+    shifted = Traffic(traffic.arrival_s + WARM_S, traffic.prompt, traffic.output, seconds)
+    kind = Kind(most_borrowed=int(plan is not None), activate_s=0.0)
+    fleet = Fleet([device], [shifted], kind, np.random.default_rng(0))
+    if plan is not None:
+        fleet.refills = True
+        count = int(TRAJECTORIES_PER_S * (WARM_S + seconds + REST_S))
+        fleet.begin(_trajectories(plan, count), 0, most=plan.in_flight)
+    fleet.pass_time(WARM_S)
+    before = _made(device)
+    fleet.pass_time(seconds)
+    tokens = _made(device) - before
+    fleet.pass_time(REST_S)
+    ttft, tpot = np.array(fleet.served.ttft), np.array(fleet.served.tpot)
+    return Seen(ttft, tpot[tpot > 0], tokens / seconds)
 
 
 def _made(device: Device) -> int:
