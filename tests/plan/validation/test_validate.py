@@ -17,7 +17,7 @@ from rose.plan.validation.e2e import e2e
 from rose.plan.validation.executor import executor
 
 CHANCE = 0.15
-"""By which one play of so few requests may miss the middle of five."""
+"""By which one play of so few requests may miss the middle of many."""
 BENCHES: dict[str, tuple[Callable[[Path], list[Compared]], Callable[[Path], dict[str, Any]]]] = {
     "executor": (executor, executor_result),
     "e2e": (e2e, e2e_result),

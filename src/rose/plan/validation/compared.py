@@ -13,7 +13,7 @@ import numpy as np
 
 from rose.bench.stats import Spread, median_and_spread, percentiles
 
-PLAYED = 5
+PLAYED = 9
 """How often a benchmark is simulated, each time with other chances."""
 THROUGHPUT, TTFT, TPOT = "throughput", "ttft_p99", "tpot_p99"
 
