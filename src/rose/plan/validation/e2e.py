@@ -251,7 +251,7 @@ class _Bench:
 def _cold_cpu(run: dict[str, Any], given: Given) -> float:
     """Of a step's cold start: what the host took beyond its work for turns."""
     cpu, steps = Spent(**run["cpu"]), run["steps"]
-    turns = sum(step["turns"] * step["episodes"] for step in steps)
+    turns = float(sum(step["turns"] * step["episodes"] for step in steps))
     return max(0.0, cpu.host_cores * cpu.seconds - given.host_s * turns) / len(steps)
 
 
