@@ -58,14 +58,13 @@ def test_the_simulator_finds_itself_and_sees_what_was_changed(bench: str, tmp_pa
     assert missed == {("rose", "ttft_p99")}
 
 
-def test_the_command_takes_both_from_where_benchmarks_write(tmp_path: Path) -> None:
+def test_the_command_takes_what_is_where_benchmarks_write(tmp_path: Path) -> None:
     (tmp_path / "bench-out").mkdir()
-    for bench, (_, make) in BENCHES.items():
-        written(tmp_path / "bench-out" / f"{bench}.json", make(tmp_path / bench))
+    written(tmp_path / "bench-out" / "e2e.json", e2e_result(tmp_path))
     said = rose("--json", "out.json")
     assert said.exit_code == 0, said.output
     found = json.loads(Path("out.json").read_text())
-    assert {row["bench"] for row in found["modes"]} == set(BENCHES)
+    assert {row["bench"] for row in found["modes"]} == {"e2e"}
     assert found["ratios"].keys() == {"throughput_error_max", "p99_error_max"}
 
 

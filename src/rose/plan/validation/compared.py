@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Compared:
 
     @property
     def error(self) -> float:
-        return abs(self.simulated.median - self.measured.median) / self.measured.median
+        missed = abs(self.simulated.median - self.measured.median)
+        return missed / self.measured.median if self.measured.median else math.inf
 
 
 @dataclass(frozen=True)
