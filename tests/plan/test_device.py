@@ -166,3 +166,35 @@ def test_lending_slack_waits_for_patience_and_keeps_the_pace() -> None:
     took = times(seen, "served")[1] - times(seen, "first")[1]
     assert took / 499 <= SLO.tpot_s
     assert times(seen, "turn")[7] < times(seen, "served")[1]
+
+
+def test_steps_at_once_are_shared_by_halves_whatever_the_rule_lets_begin() -> None:
+    """The paper's rule looks at no step's length; still serving has half while both run."""
+    one = device(Terms("paper_slack"))
+    for i in range(20):
+        one.take(Job(100 + i, 10, 10, 300))
+    one.arrive(request(1, 10, 50), 0.0)
+    one.settle(0.0)
+    seen = run(one, 10.0)
+    took = times(seen, "served")[1] - times(seen, "first")[1]
+    assert took == pytest.approx(2 * 49 * DECODE_S, rel=0.05)
+
+
+@pytest.mark.parametrize(("terms", "share"), [(PREEMPTION, 1.0), (Terms("share_all"), 0.5)])
+def test_the_host_shares_with_what_does_not_give_way(terms: Terms, share: float) -> None:
+    one = device(terms)
+    one.take(Job(7, 100, 100, 200))
+    one.settle(0.0)
+    assert one.runnable == (0 if share == 1.0 else 1)
+    assert one.take_host(0.1) == pytest.approx(0.1 / share)
+    assert times(run(one), "turn")[7] == pytest.approx(0.02 + 199 * DECODE_S + 0.1)
+
+
+def test_serving_that_ends_beside_the_host_takes_twice_as_long() -> None:
+    one = device(GATE)
+    one.arrive(request(1), 0.0)
+    one.settle(0.0)
+    one.take_host(10.0)
+    seen = run(one)
+    assert times(seen, "served")[1] == pytest.approx(2 * (0.02 + 10 * DECODE_S))
+    assert one.host == pytest.approx(10.0 - times(seen, "served")[1] / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -99,3 +100,16 @@ def test_jobs_that_are_taken_away_leave_nothing_behind() -> None:
     rest = dict(engine.remove({1, 2}))
     assert {one.id: made for one, made in rest.items()} == {1: 2, 2: 1}
     assert (engine.context, engine.prompts, engine.busy) == (0, 0, False)
+
+
+def test_no_more_run_at_once_than_there_are_places() -> None:
+    engine = Engine(replace(MODEL, sequences=3))
+    for i in range(8):
+        engine.add(job(i, 10, 0, 4))
+    running, ended = [], 0
+    while engine.busy:
+        engine.plan()
+        ended += sum(not event.first for event in engine.done())
+        engine.steps = 0
+        running.append(len(engine.ending))
+    assert (max(running), ended) == (3, 8)

@@ -12,12 +12,11 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
 import numpy as np
-from numpy.random import Generator
 
 from rose.bench.arrivals import Fixed, Lengths
 from rose.bench.load import (
@@ -60,6 +59,27 @@ class RolloutPlan:
     """A stream silent for this long counts as a broken connection."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of every request body, such as `priority` or `cache_salt`."""
+
+
+class Turn(NamedTuple):
+    """What a trajectory will do, whatever it is answered."""
+
+    think_s: float
+    """Before it."""
+    heard: list[int]
+    """Tokens that it adds to the context."""
+    budget: int
+    seed: int
+
+
+def turns(plan: RolloutPlan, index: int) -> Iterator[Turn]:
+    """Of trajectory `index`; the same for the same plan."""
+    rng = np.random.default_rng((plan.seed, index))
+    for turn in range(plan.turns):
+        think = rng.exponential(plan.think_s) if turn and plan.think_s > 0 else 0.0
+        lengths = plan.observation_tokens if turn else plan.prompt_tokens
+        heard: list[int] = rng.integers(*plan.vocab, lengths.draw(1, rng)[0]).tolist()
+        yield Turn(think, heard, plan.turn_tokens.draw(1, rng)[0], int(rng.integers(2**62)))
 
 
 @dataclass(frozen=True)
@@ -139,19 +159,17 @@ class _Driver:
             self.record.finished.append(await self.roll(index))
 
     async def roll(self, index: int) -> Trajectory:
-        plan, rng = self.plan, np.random.default_rng((self.plan.seed, index))
-        context = self.ids(plan.prompt_tokens, rng)
-        turns: list[tuple[int, ...]] = []
-        for turn in range(plan.turns):
-            if turn:
-                await asyncio.sleep(rng.exponential(plan.think_s) if plan.think_s > 0 else 0.0)
-                context += self.ids(plan.observation_tokens, rng)
-            budget = plan.turn_tokens.draw(1, rng)[0]
-            made = await self.generate(context, budget, int(rng.integers(2**62)))
+        context: list[int] = []
+        said: list[tuple[int, ...]] = []
+        for number, turn in enumerate(turns(self.plan, index)):
+            if number:
+                await asyncio.sleep(turn.think_s)
+            context += turn.heard
+            made = await self.generate(context, turn.budget, turn.seed)
             context += made
-            turns.append(tuple(made))
+            said.append(tuple(made))
             self.record.turns += 1
-        return Trajectory(index, tuple(context), tuple(turns))
+        return Trajectory(index, tuple(context), tuple(said))
 
     async def generate(self, context: list[int], budget: int, seed: int) -> list[int]:
         """One turn, through as many requests as it takes."""
@@ -204,10 +222,6 @@ class _Driver:
         self.record.arrivals.append((at, tokens))
         if self.on_tokens is not None:
             self.on_tokens(at, tokens)
-
-    def ids(self, lengths: Lengths, rng: Generator) -> list[int]:
-        drawn: list[int] = rng.integers(*self.plan.vocab, lengths.draw(1, rng)[0]).tolist()
-        return drawn
 
     def body(self, prompt: list[int], max_tokens: int, seed: int) -> bytes:
         return msgspec.json.encode(

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,8 +31,18 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     page: Annotated[Path | None, typer.Option("--html", help="Write a report here.")] = None,
     executor: Annotated[
-        Path, typer.Option(help="What `rose bench executor` measured, to validate against.")
-    ] = Path("bench-out/executor.json"),
+        Path | None,
+        typer.Option(
+            help="With validate: what `rose bench executor` measured. "
+            "[default: bench-out/executor.json, if it is there]"
+        ),
+    ] = None,
+    e2e: Annotated[
+        Path | None,
+        typer.Option(
+            help="The same of `rose bench e2e`. [default: bench-out/e2e.json, if it is there]"
+        ),
+    ] = None,
 ) -> None:
     """What would a fleet gain by lending, and is its p99 safe? Simulated, on the live policies."""
     from rose.cluster.config import ConfigError
@@ -46,7 +55,7 @@ def plan(
             if preset is not None:
                 result = _preset(preset, say)
             elif fleet == Path("validate"):
-                result = _validate(executor, say)
+                result = _validate(executor, e2e, say)
             else:
                 assert fleet is not None
                 result = _fleet(fleet, page, say)
@@ -96,25 +105,11 @@ def _preset(name: str, say: Say) -> Shown:
     }
 
 
-def _validate(path: Path, say: Say) -> Shown:
-    from rose.plan import validate
+def _validate(executor: Path | None, e2e: Path | None, say: Say) -> Shown:
+    from rose.plan.validation.command import shown, validate
 
-    rows = validate.executor(path, say)
-    table = Table("scenario", "mode", "", "measured", "simulated", "error")
-    for row in rows:
-        table.add_row(row.scenario, row.mode, row.key, f"{row.measured:.4g}",
-                      f"{row.simulated:.4g}", f"{row.error:.0%}")  # fmt: skip
-    worst = {
-        "throughput_error_max": max(r.error for r in rows if r.key == "throughput"),
-        "p99_error_max": max(r.error for r in rows if r.key.endswith("p99")),
-    }
-    words = ", ".join(f"{key} {value:.2f}" for key, value in worst.items())
-    return [table, words], {
-        "bench": "plan validate",
-        "settings": {"executor": str(path)},
-        "modes": [{**asdict(row), "error": row.error} for row in rows],
-        "ratios": worst,
-    }
+    files, rows = validate(executor, e2e, say)
+    return shown(files, rows)
 
 
 def _plain(row: Row) -> dict[str, Any]:

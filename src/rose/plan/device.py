@@ -68,12 +68,19 @@ class Device:
         """Device time that each engine has had."""
         self.rolled_tokens = 0
         self.late_expected = 0.0
+        self.host = self.hosted_s = 0.0
+        """Seconds of the host's work that are left here, and all that there were."""
 
     # ---- time
 
     def advance(self, now: float) -> None:
         """Let both engines work until now; nothing may end before."""
         span = now - self.at
+        if self.host:
+            share = 1 / (1 + self.runnable)
+            took = min(self.host, span * share)
+            self.host -= took
+            span -= took
         if span > 0:
             fast, slow = self._speeds
             if self.serving is not None and self.serving.work:
@@ -106,15 +113,31 @@ class Device:
 
     def next(self) -> float:
         """When something ends, if nothing else happens."""
-        found = math.inf
+        left = math.inf
         fast, slow = self._speeds
         if self.serving is not None and self.serving.steps and fast > 0:
-            found = self.at + self.serving.work / fast
+            left = self.serving.work / fast
         if self.rollout.steps and slow > 0:
-            found = min(found, self.at + self.rollout.work / slow)
-        return min(found, self._again)
+            left = min(left, self.rollout.work / slow)
+        if self.host and left < math.inf:
+            beside = self.runnable
+            left += min(self.host, left / beside) if beside else self.host
+        return min(self.at + left, self._again)
 
     # ---- what comes in
+
+    @property
+    def runnable(self) -> int:
+        """Engines that have a step on the device and do not give way to the host."""
+        yields = self._sharing is not None and self._sharing.terms.preempt_s is not None
+        serves = self.serving is not None and self.serving.steps > 0
+        return serves + (self.rollout.steps > 0 and not yields)
+
+    def take_host(self, seconds: float) -> float:
+        """Work of the host, which gets an equal share; how long until it is done as things are."""
+        self.host += seconds
+        self.hosted_s += seconds
+        return self.host * (1 + self.runnable)
 
     def arrive(self, job: Job, now: float) -> None:
         """A serving request."""

@@ -15,9 +15,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 
 from rose.executor.latency import Step
+from rose.plan.jitter import Jitter
 from rose.plan.roofline import Latency
 
 MOST_SEQUENCES = 256
@@ -52,6 +54,10 @@ class EngineModel:
     budget: int = 8192
     """Tokens of a step: vLLM's `--max-num-batched-tokens`."""
     sequences: int = MOST_SEQUENCES
+    block: int = 1
+    """Tokens of a KV block: of a prefix that was computed before, only whole ones are found."""
+    jitter: Jitter | None = None
+    """Steps take as long as `latency` says, or vary around it."""
 
 
 class Prompt:
@@ -111,14 +117,23 @@ class Engine:
         budget = self.budget if most is None else min(most, self.budget)
         self.chunk = 0
         if self.waiting and running < self.model.sequences:
-            self.chunk = min(max(0, budget - running), self.prompts)
+            self.chunk = min(max(0, budget - running), self._startable(running))
         self.steps = 1 if self.chunk or not running else self.ending[0][0] - self.made
         if budget < running:
             part = Step(0, budget, self.context * budget // running)
             self.unit = self._mean(part) * running / budget
         else:
             self.unit = self._mean(Step(self.chunk, running, self.context))
+        if self.model.jitter is not None:
+            self.unit *= self.model.jitter.factor(self.steps)
         self.work = self.unit * self.steps
+
+    def _startable(self, running: int) -> int:
+        """Prompt tokens of those who have a place beside the running ones."""
+        places = self.model.sequences - running
+        if len(self.waiting) <= places:
+            return self.prompts
+        return sum(prompt.left for prompt in islice(self.waiting, places))
 
     def cut(self) -> None:
         """Of steps that are alike, only the one in flight remains."""

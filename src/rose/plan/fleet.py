@@ -59,6 +59,9 @@ class Kind(NamedTuple):
     away_s: float = 0.0
     limit_s: float = math.inf
     """A borrowed device is given back after so long (serverless)."""
+    host_s: float = 0.0
+    """Of devices' time that a turn takes beside its engine: HTTP, agents, where the host has no
+    cores of its own."""
 
 
 @dataclass
@@ -279,7 +282,11 @@ class Fleet:
         self._length[trajectory] += self._new[turn]
         self._keep(device, trajectory, self._length[trajectory])
         self._made[trajectory] = 0
-        if turn + 1 == self._last[trajectory]:
+        ends = turn + 1 == self._last[trajectory]
+        if self.kind.host_s:
+            following = None if ends else trajectory
+            self._at(now, partial(self._host, following, self._tool[turn]))
+        if ends:
             self.ended[trajectory] = now
             self.left -= 1
             self._forget(device, trajectory)
@@ -288,12 +295,27 @@ class Fleet:
             return
         self._length[trajectory] += self._seen[turn]
         self._turn[trajectory] = turn + 1
+        if not self.kind.host_s:
+            self._at(now + self._tool[turn], partial(self._answered, trajectory))
 
-        def answered(then: float) -> None:
-            self._submit(trajectory, then)
-            self._dispatch(then)
+    def _answered(self, trajectory: int, now: float) -> None:
+        self._submit(trajectory, now)
+        self._dispatch(now)
 
-        self._at(now + self._tool[turn], answered)
+    def _host(self, trajectory: int | None, tool_s: float, now: float) -> None:
+        """A turn has ended: its host work goes where it is missed least, and the next one of the
+        trajectory, if there is one, waits for it."""
+        device = min(self.devices, key=lambda d: (d.runnable + (d.host > 0), d.hosted_s))
+        done = now + self.burden(device, self.kind.host_s)
+        if trajectory is not None:
+            self._at(done + tool_s, partial(self._answered, trajectory))
+
+    def burden(self, device: Device, seconds: float) -> float:
+        """Work of the host on a device's core; how long until it is done."""
+        device.advance(self.now)
+        lasts = device.take_host(seconds)
+        self._settle(device, self.now)
+        return lasts
 
     def _turn_lost(self, device: Device, job: Job, made: int, now: float) -> None:
         """Go on elsewhere from the tokens so far."""
@@ -344,7 +366,8 @@ class Fleet:
         if chosen is None:
             return False
         device = self.devices[int(chosen.id)]
-        had = min(cached.get(chosen.id, 0), context - 1)
+        block = device.rollout.model.block
+        had = min(cached.get(chosen.id, 0), context - 1) // block * block
         self.hits += had
         self.looked += context
         self._before[trajectory] = device.number
@@ -387,6 +410,7 @@ class Fleet:
             capacity=device.capacity,
             speed=self._meters[device.number].speed,
             revoked_per_s=self.kind.revoked_per_s if device.number in self.lent else 0.0,
+            places=rollout.model.sequences,
         )
 
     def release(self) -> None:

@@ -7,8 +7,10 @@ kept: the same class has the same answer, whoever asks first.
 
     serving idle        rollout has the device; its steps are as long as the rule lets them be
     both, preemption    serving has it
-    both, no preemption the rule lets a rollout step begin after every `k` steps of serving, when
-                        those have run ahead enough: then of `k * s + r` seconds serving has `k * s`
+    both, no preemption the rule lets a rollout step of `r` seconds begin after every `k` steps of
+                        serving, when those have run ahead enough: then of `k * s + r` seconds
+                        serving has `k * s`, and never less than half: while both have a step on the
+                        device they take turns
     both, paced         the rule says until when rollout steps may begin after a serving step; one
                         executor for both engines lets serving's next step wait for that long
     no rule             half each; with a static split always half, whoever else has work
@@ -191,7 +193,8 @@ class Sharing:
         risk = window.risk(self._rollout.latency.upper(took))
         if not (queue.decode or queue.starting):
             return Shares(NOBODY, ALONE, tokens, risk)
-        served = steps * self._serving.latency.mean(Step(0, queue.decode, queue.context))
+        step_s = self._serving.latency.mean(Step(0, queue.decode, queue.context))
+        served = max(steps * step_s, length)
         both = (served + length) * self._slowdown
         return Shares(served / both, length / both, tokens, risk)
 

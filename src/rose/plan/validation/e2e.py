@@ -1,0 +1,264 @@
+"""What `rose bench e2e` measured here, simulated from its profiles and from its static runs.
+
+Played again are the episodes as they were recorded, turn by turn, and the same arrivals, on a
+device of the job's own and one that serves. Taken from the measurement, of `static` only, in which
+nothing is lent:
+
+    rollout     how much longer its steps are than the profile says: until sampling takes as long
+                as it did
+    serving     seconds that its steps are longer, until the median time per token is what it was:
+                its HTTP server works for every token too, on the same two cores
+    host        CPU time of everything else, HTTP servers, scheduler and load generator, for each
+                turn. Two cores are all there is, so devices do that work, wherever it is missed
+                least; what serving's steps were made longer by is in it already
+    rest        of a step: learning, checkpoint, weights; the same in all modes
+    first token the host's part of it (`compared.host_seconds`)
+
+and of `elastic` what a cold start takes, by the clock and of the serving device's core. What the
+modes come to is predicted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rose.bench import arena, traces
+from rose.bench.arena import Mode
+from rose.bench.arrivals import Request
+from rose.bench.cpu import Spent
+from rose.bench.e2e import KV_GB, SEQUENCES
+from rose.bench.stats import Spread
+from rose.executor.admission import Terms
+from rose.executor.latency import Profile
+from rose.executor.slo import Slo
+from rose.plan.device import Device
+from rose.plan.engine import EngineModel
+from rose.plan.fleet import Fleet, Kind
+from rose.plan.validation.compared import (
+    PLAYED,
+    THROUGHPUT,
+    Compared,
+    Seen,
+    checked,
+    host_seconds,
+    load,
+    pooled,
+    scaled,
+    speeds,
+    tails,
+)
+from rose.plan.validation.node import (
+    PREEMPT_S,
+    ROLLOUT_TOKENS,
+    engine,
+    lending,
+    lent,
+    recorded_turns,
+)
+from rose.plan.workload.traffic import Traffic
+from rose.rl.lengths import parsed
+
+SERVING_TOKENS = 2048
+"""Of a step: vLLM's own for API servers on CPUs."""
+ACTIVATE_S = 0.1
+"""Of a warm engine, as `rose bench executor` measures it."""
+REST_S = 10.0
+CORRECTIONS = 3
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is taken from the measurement."""
+
+    rest_s: float
+    """Of a step, beside sampling."""
+    host_s: float
+    """CPU time of the host for each turn."""
+    turn_s: float
+    """The same without what serving's steps have of it already."""
+    rollout: float = 1.0
+    """How much longer rollout steps are than profiled."""
+    longer_s: float = 0.0
+    """The same of serving's, in seconds."""
+
+
+def e2e(path: Path, say: Say = lambda _: None) -> list[Compared]:
+    """Every algorithm and mode of a result of `rose bench e2e`."""
+    result = load(path, "e2e")
+    return checked(path, lambda: _play(result, say))
+
+
+def _play(result: dict[str, Any], say: Say) -> list[Compared]:
+    found: list[Compared] = []
+    for algorithm, part in result["modes"].items():
+        runs = part["runs"]
+        if "static" not in runs:
+            raise KeyError(f"the static runs of {algorithm}")
+        bench = _Bench(result, Slo(**part["slo"]))
+        say(f"{algorithm}: static")
+        given = _given(bench, runs["static"])
+        seen: dict[str, list[Seen]] = {}
+        for mode, told in runs.items():
+            say(f"{algorithm}: {mode}")
+            seen[mode] = [
+                bench.simulate(arena.MODES[mode], told["each"], given, number)
+                for number in range(PLAYED)
+            ]
+        found += _compare(algorithm, runs, seen)
+    return found
+
+
+def _compare(algorithm: str, runs: dict[str, Any], seen: dict[str, list[Seen]]) -> list[Compared]:
+    host_s = host_seconds(runs["static"], seen["static"])
+    measured = runs["static"]["episodes_per_s"]["median"]
+    whole = speeds(seen["static"]).median
+    found = []
+    for mode, ones in seen.items():
+        told = runs[mode]
+        if mode != "static":
+            ratio = scaled(Spread(**told["episodes_per_s"]), 1 / measured)
+            played = scaled(speeds(ones), 1 / whole)
+            found.append(Compared("e2e", algorithm, mode, THROUGHPUT, ratio, played))
+        found += tails("e2e", algorithm, mode, told, ones, host_s)
+    return found
+
+
+def _given(bench: _Bench, told: dict[str, Any]) -> Given:
+    """What `static` tells."""
+    runs = told["each"]
+    steps = [step for run in runs for step in run["steps"]]
+    spent = [Spent(**run["cpu"]) for run in runs]
+    sampled_s = sum(step["sample_s"] for step in steps)
+    turns = sum(step["turns"] * step["episodes"] for step in steps)
+    host_s = sum(cpu.host_cores * cpu.seconds for cpu in spent)
+    served_s = sum(
+        cpu.serving / cpu.seconds * (run["window"][1] - run["window"][0])
+        for cpu, run in zip(spent, runs, strict=True)
+    )
+    rest_s = statistics.mean(step["step_s"] - step["sample_s"] for step in steps)
+    given = Given(rest_s, host_s / turns, host_s / turns)
+    for _ in range(CORRECTIONS):
+        static = bench.simulate(arena.MODES["static"], runs, given, 0)
+        tpot = float(np.median(static.tpot))
+        in_steps_s = max(0.0, bench.served_s - served_s)
+        given = Given(
+            rest_s,
+            host_s / turns,
+            max(0.0, host_s - in_steps_s) / turns,
+            given.rollout * sampled_s / bench.sampled_s,
+            given.longer_s + told["tpot_s"]["p50"] - tpot,
+        )
+    return given
+
+
+class _Bench:
+    def __init__(self, result: dict[str, Any], slo: Slo) -> None:
+        settings = result["settings"]
+        self._slo, self._rate = slo, settings["rate"]
+        self._model, self._serving_model = settings["model"], settings["serving"]
+        self._profiles = {name: Profile(**one) for name, one in result["profiles"].items()}
+        recorded: tuple[Request, ...] = ()
+        if settings["trace"]:
+            recorded = tuple(traces.load(Path(settings["trace"])).requests)
+        self._traffic = arena.Traffic(self._rate, recorded=recorded)
+        self._wanted = settings["training"]["train"]["tasks"]
+        self.sampled_s = self.served_s = 0.0
+        """In all runs of the last `simulate`: time of sampling, device time of serving."""
+
+    def simulate(
+        self, mode: Mode, runs: Sequence[dict[str, Any]], given: Given, number: int
+    ) -> Seen:
+        """All runs of a mode, for the `number`th time."""
+        self.sampled_s = self.served_s = 0.0
+        seeds = range(number * len(runs), (number + 1) * len(runs))
+        return pooled([self._run(mode, *one, given) for one in zip(runs, seeds, strict=True)])
+
+    def _run(self, mode: Mode, run: dict[str, Any], seed: int, given: Given) -> Seen:
+        steps = run["steps"]
+        cold_s = run["activating_s"] / len(steps)
+        cold_cpu_s = _cold_cpu(run, given) if mode.cold else 0.0
+        kind = Kind(
+            most_borrowed=int(mode.lent),
+            activate_s=cold_s if mode.cold else ACTIVATE_S,
+            host_s=given.turn_s,
+        )
+        requests = self._traffic.requests(arena.LONGEST_S, run["seed"])
+        traffic = Traffic.of(requests, arena.LONGEST_S).slice(run["window"][0], arena.LONGEST_S)
+        devices = self._devices(mode, requests, given, seed)
+        fleet = Fleet(devices, [None, traffic], kind, np.random.default_rng(seed))
+        episodes = 0
+        for step in steps:
+            began = fleet.now
+            if cold_cpu_s:
+                fleet.burden(devices[1], cold_cpu_s)
+            episodes += self._sample(fleet, step)
+            self.sampled_s += fleet.now - began
+            if mode.cold:
+                fleet.release()
+            fleet.pass_time(given.rest_s)
+        seconds = fleet.now
+        self.served_s += devices[1].serving_s
+        fleet.pass_time(REST_S)
+        return _seen(fleet, traffic, seconds, episodes / seconds)
+
+    def _sample(self, fleet: Fleet, step: dict[str, Any]) -> int:
+        """A step's groups: as many as are wanted, and one more for each that was of no use, as
+        soon as that is known. Returns their episodes."""
+        ends = np.cumsum([len(group) for group in step["groups"]]).tolist()
+        begins = [0, *ends]
+        plan = recorded_turns(
+            [(heard, said, 0.0) for heard, said in parsed(one)]
+            for group in step["groups"]
+            for one in group
+        )
+        fleet.begin(plan, step["step"], most=ends[min(self._wanted, len(ends)) - 1])
+        unknown = list(step["useless"])
+
+        def known() -> list[int]:
+            ended = ~np.isnan(fleet.ended)
+            return [i for i in unknown if ended[begins[i] : ends[i]].all()]
+
+        for following in ends[self._wanted :]:
+            fleet.run(lambda: bool(known()))
+            unknown.remove(known()[0])
+            fleet.more(following)
+        fleet.run(lambda: fleet.left == 0)
+        return int(ends[-1])
+
+    def _devices(
+        self, mode: Mode, requests: Sequence[Request], given: Given, seed: int
+    ) -> list[Device]:
+        def rollout(name: str) -> EngineModel:
+            return engine(self._profiles[name], self._model, ROLLOUT_TOKENS, SEQUENCES,
+                          slowdown=given.rollout, seed=seed)  # fmt: skip
+
+        serving = engine(self._profiles["serving"], self._serving_model, SERVING_TOKENS, SEQUENCES,
+                         longer_s=given.longer_s, seed=seed)  # fmt: skip
+        terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None)
+        borrowed, kv_total = rollout("lent"), int(KV_GB * (1 << 30))
+        sharing = lending(terms, self._slo, serving, borrowed, requests, self._rate)
+        own = Device(0, serving=None, rollout=rollout("dedicated"), kv_total=kv_total)
+        return [own, lent(1, serving, borrowed, kv_total, sharing)]
+
+
+def _cold_cpu(run: dict[str, Any], given: Given) -> float:
+    """Of a step's cold start: what the host took beyond its work for turns."""
+    cpu, steps = Spent(**run["cpu"]), run["steps"]
+    turns = float(sum(step["turns"] * step["episodes"] for step in steps))
+    return max(0.0, cpu.host_cores * cpu.seconds - given.host_s * turns) / len(steps)
+
+
+def _seen(fleet: Fleet, traffic: Traffic, seconds: float, per_s: float) -> Seen:
+    """Requests that came and were done while it trained, as the benchmark judges them."""
+    served = fleet.served
+    arrival, ttft, tpot = (np.array(one) for one in (served.arrival, served.ttft, served.tpot))
+    ends = arrival + ttft + tpot * (traffic.output[: len(ttft)] - 1)
+    inside = ends <= seconds
+    return Seen(ttft[inside], tpot[inside & (tpot > 0)], per_s)
