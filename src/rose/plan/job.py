@@ -11,7 +11,8 @@ import numpy as np
 
 from rose.executor.slo import Slo
 from rose.plan.device import Device
-from rose.plan.fleet import Fleet, Kind
+from rose.plan.fleet import Fleet
+from rose.plan.lending import Kind
 from rose.plan.scenario import Scenario
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.sync import Codec, Sync, sync_seconds
@@ -235,7 +236,7 @@ def _synchronous(
             ended.append(fleet.ended - round_began)
         rollout_s = fleet.now - began
         if system.borrows == "trainers":
-            fleet.release()
+            fleet.lending.release(fleet.now)
         fleet.pass_time(job.train_s + sync.total_s)
         outcome.steps.append(
             StepTime(rollout_s, job.train_s, sync.total_s, fleet.now - began, count, tokens)
@@ -280,14 +281,14 @@ def _account(fleet: Fleet, outcome: Outcome) -> None:
     whole = ~np.isnan(outcome.ttft)
     outcome.ttft, outcome.tpot = outcome.ttft[whole], outcome.tpot[whole]
     for device in fleet.devices:
-        if (one := fleet.lent.get(device.number)) is not None:
+        if (one := fleet.lending.lent.get(device.number)) is not None:
             outcome.lent_s += one.lent_s
             outcome.activating_s += one.activating_s
             outcome.device_s += device.rollout_s
             outcome.idle_s += max(0.0, one.lent_s - one.served_lent_s)
     serve = [d.serving_s for d in fleet.devices if d.serving is not None]
     outcome.busy = float(np.mean(serve)) / fleet.now if serve and fleet.now else 0.0
-    outcome.lent = fleet.timeline
+    outcome.lent = fleet.lending.timeline
     outcome.cuts, outcome.events = fleet.cuts, fleet.events
     outcome.made = sum(device.rolled_tokens for device in fleet.devices)
     outcome.prefix_hits = fleet.hits / fleet.looked if fleet.looked else 0.0

@@ -26,7 +26,8 @@ from rose.executor.slo import Slo
 from rose.models import kv_bytes_per_token, resolve
 from rose.plan.device import Device
 from rose.plan.engine import EngineModel
-from rose.plan.fleet import Fleet, Kind
+from rose.plan.fleet import Fleet
+from rose.plan.lending import Kind
 from rose.plan.roofline import Measured
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.workload.quantiles import Quantiles
