@@ -11,6 +11,7 @@ there, so the cost is in events and not in seconds or steps. Same seed, same eve
 from __future__ import annotations
 
 import math
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,9 +47,9 @@ MOST_GAPS = 16
 class Served:
     """What users of serving saw, request by request."""
 
-    arrival: list[float] = field(default_factory=list)
-    ttft: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
+    arrival: array[float] = field(default_factory=partial(array, "d"))
+    ttft: array[float] = field(default_factory=partial(array, "d"))
+    tpot: array[float] = field(default_factory=partial(array, "d"))
 
 
 class Fleet:
@@ -66,7 +67,6 @@ class Fleet:
         self._number = 0
         self._traffic = traffic
         self._next_request = [0] * len(devices)
-        self._requests: dict[int, tuple[float, float]] = {}
         self.served = Served()
         self._waiting: list[tuple[float, int, int]] = []
         self._ready: list[Device] = []
@@ -81,6 +81,8 @@ class Fleet:
         self._cached: list[OrderedDict[int, int]] = [OrderedDict() for _ in devices]
         self._held = [0] * len(devices)
         self._meters = [Meter(_first_guess(d)) for d in devices]
+        self._told: list[tuple[int, EngineFacts] | None] = [None] * len(devices)
+        """Facts of a device, and its epoch then: they hold until something happens there."""
         self.refills = False
         """A trajectory that ends makes room for the next."""
         self.hits = self.looked = 0
@@ -318,7 +320,9 @@ class Fleet:
             return ready
         if len(self._drawn) < MOST_CANDIDATES:
             self._drawn = self._rng.random(DRAWN).tolist()
-        chosen = {int(self._drawn.pop() * len(ready)) for _ in range(MOST_CANDIDATES - 1)}
+        drawn, count = self._drawn[: -MOST_CANDIDATES : -1], len(ready)
+        del self._drawn[1 - MOST_CANDIDATES :]
+        chosen = {int(share * count) for share in drawn}
         if before >= 0 and (place := self._place_of.get(before)) is not None:
             chosen.add(place)
         return [ready[i] for i in chosen]
@@ -337,17 +341,24 @@ class Fleet:
             self._place_of[last.number] = place
 
     def _facts(self, device: Device) -> EngineFacts:
+        number = device.number
+        told = self._told[number]
+        if told is not None and told[0] == device.epoch:
+            return told[1]
         rollout: Engine = device.rollout
-        return EngineFacts(
-            id=str(device.number),
-            borrowed=device.number in self.lending.lent,
+        borrowed = number in self.lending.lent
+        facts = EngineFacts(
+            id=str(number),
+            borrowed=borrowed,
             running=rollout.count,
             prefill_left=rollout.prompts,
             context=rollout.context + rollout.prompts,
             capacity=device.capacity,
-            speed=self._meters[device.number].speed,
-            revoked_per_s=self.kind.revoked_per_s if device.number in self.lending.lent else 0.0,
+            speed=self._meters[number].speed,
+            revoked_per_s=self.kind.revoked_per_s if borrowed else 0.0,
         )
+        self._told[number] = device.epoch, facts
+        return facts
 
     def speed(self, device: Device) -> Speed:
         """Of its rollout engine, as measured."""

@@ -95,6 +95,8 @@ class Sharing:
             return self._halves(serving, rollout)
         running, waiting = len(serving.ending), len(serving.waiting)
         turns = len(rollout.ending)
+        if (running or waiting) and self._surely_shut(waiting, turns, patient):
+            return SHUT
         key = (
             _classed(running),
             _classed(waiting),
@@ -104,12 +106,21 @@ class Sharing:
             _classed(rollout.context),
             min(64, int(64 * max(0.0, due_s) / self.slo.ttft_s)) if waiting else -1,
             int(64 * min(1.0, allowance)),
-            patient,
+            patient or self._paced,
         )
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._ask(*key)
         return found
+
+    def _surely_shut(self, waiting: int, turns: int, patient: bool) -> bool:
+        """While serving is busy: what the rule would say without looking at any time. Most
+        questions are of this kind, and no two of them alike."""
+        if self.terms.preempt_s is not None:
+            return True
+        if self._paced:
+            return waiting > 0
+        return self.terms.rule == "rose" and turns > 0 and not patient
 
     def _halves(self, serving: Engine, rollout: Engine) -> Shares:
         """A fixed half has nobody else's time, and gives none away."""
@@ -148,8 +159,6 @@ class Sharing:
         worth = self._worth(t, tc)
         if not (n or w):
             return self._answer(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc, 1)
-        if self.terms.preempt_s is not None:
-            return SHUT
         if self._paced:
             return self._pace(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc)
         step_s = self._serving.latency.mean(Step(min(p, self._serving.budget), n, c))
@@ -228,19 +237,18 @@ class Sharing:
 
         busy = queue.decode or queue.starting
         next_s, clear_s = bounds(queue, upper, budget, slo.tpot_s) if busy else (0.0, 0.0)
-        next_new, clear_new = both(prompts.worst)
-        news = [both(prompt) for prompt in prompts.percentiles]
         given: dict[str, Any] = {}
-        for percent, (step, clear) in zip(PERCENTS, news, strict=True):
-            given |= {f"next_new_{percent}_s": step, f"clear_new_{percent}_s": clear}
+        if self.terms.rule == "rose":  # no other looks at requests that may come
+            given["next_step_with_new_s"], given["clear_with_new_s"] = both(prompts.worst)
+            for percent, prompt in zip(PERCENTS, prompts.percentiles, strict=True):
+                step, clear = both(prompt)
+                given |= {f"next_new_{percent}_s": step, f"clear_new_{percent}_s": clear}
         return ServingFacts(
             running=queue.decode,
             waiting=queue.starting,
             prefill_deadline=due_s,
             next_step_s=next_s,
             clear_s=clear_s,
-            next_step_with_new_s=next_new,
-            clear_with_new_s=clear_new,
             base_s=upper.mean(Step(1, queue.decode, queue.context)),
             arrival_rate=prompts.per_s,
             ttft_s=slo.ttft_s,
