@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from rose.executor import admission
 from rose.executor.admission import CHUNK, Question, Terms
 from rose.executor.bounds import Queue, bounds
-from rose.executor.facts import NEVER, ServingFacts
+from rose.executor.facts import ServingFacts
 from rose.executor.latency import Step
 from rose.executor.slo import Slo
 from rose.plan.engine import Engine, EngineModel
@@ -85,6 +85,7 @@ class Sharing:
         self._serving, self._rollout, self._prompts = serving, rollout, prompts
         self._credit_s, self._slowdown, self._paced = credit_s, slowdown, paced
         self._known: dict[tuple[int, ...], Shares] = {}
+        self._queues: dict[Queue, ServingFacts] = {}
 
     def of(
         self, serving: Engine, rollout: Engine, *, due_s: float, allowance: float, patient: bool
@@ -155,7 +156,11 @@ class Sharing:
             _representative, (running, waiting, prompts, context, turns, turns_context)
         )
         queue = Queue(n, w, p, c)
-        facts = self._facts(queue, NEVER if due < 0 else due / 64 * self.slo.ttft_s)
+        facts = self._queues.get(queue)
+        if facts is None:
+            facts = self._queues[queue] = self._facts(queue)
+        if due >= 0:
+            facts = replace(facts, prefill_deadline=due / 64 * self.slo.ttft_s)
         worth = self._worth(t, tc)
         if not (n or w):
             return self._answer(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc, 1)
@@ -167,8 +172,8 @@ class Sharing:
             lead = min(self._credit_s, (steps - 1) * ahead)
             asked = self._question(facts, lead, allowance, worth, patient)
             answer = self._answer(asked, queue, t, tc, steps)
-            if answer.tokens or ahead <= 0 or lead >= self._credit_s or not n:
-                return answer
+            if answer.tokens or ahead <= 0 or lead >= self._credit_s or w or not n:
+                return answer  # a lead is of no use beside one who has no token yet, see (4)
         return SHUT
 
     def _question(
@@ -228,7 +233,8 @@ class Sharing:
             low, high = (middle, high) if upper(took) <= seconds else (low, middle)
         return max(0, turns + low)
 
-    def _facts(self, queue: Queue, due_s: float) -> ServingFacts:
+    def _facts(self, queue: Queue) -> ServingFacts:
+        """Without deadlines."""
         slo, upper = self.slo, self._serving.latency
         budget, prompts = self._serving.budget, self._prompts
 
@@ -246,7 +252,6 @@ class Sharing:
         return ServingFacts(
             running=queue.decode,
             waiting=queue.starting,
-            prefill_deadline=due_s,
             next_step_s=next_s,
             clear_s=clear_s,
             base_s=upper.mean(Step(1, queue.decode, queue.context)),
