@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rose.terminal import fail
 
 if TYPE_CHECKING:
-    from rose.plan.planner import Plan, Say
+    from rose.plan.planner import Plan
     from rose.plan.presets import Row
+    from rose.plan.progress import Say
 
 
 def plan(
@@ -68,9 +69,15 @@ def plan(
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Say]:
-    began = time.monotonic()
-    with console.status("simulating") as status:
-        yield lambda line: status.update(f"{time.monotonic() - began:4.0f} s  {line}")
+    columns = (TimeElapsedColumn(), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def say(line: str) -> Callable[[float], None]:
+            bar.update(task, description=line, total=None)
+            return lambda share: bar.update(task, completed=share, total=1.0)
+
+        yield say
 
 
 Shown = tuple[list[Any], dict[str, Any]]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +23,7 @@ from rose.executor.latency import Step
 from rose.plan.device import Device
 from rose.plan.engine import Engine, Job
 from rose.plan.lending import Kind, Lending
+from rose.plan.prefixes import Prefixes
 from rose.plan.workload.rollouts import Trajectories
 from rose.plan.workload.traffic import Traffic
 from rose.scheduler import order, placement
@@ -39,6 +39,8 @@ choices are already close to the best of all (Mitzenmacher, 2001)."""
 LOOK_FURTHER = 8
 DRAWN = 4096
 """Random numbers at once."""
+TOLD = 1 << 14
+"""Events between two words on how far it is: some tenths of a second."""
 MOST_GAPS = 16
 """Gaps between tokens that a turn tells its engine's meter: a live one tells more, and fades."""
 
@@ -63,6 +65,8 @@ class Fleet:
         self.devices, self.kind, self._rng = devices, kind, rng
         self.now = 0.0
         self.events = 0
+        self.watch: Callable[[], None] = lambda: None
+        """Called now and then, for who wants to show how far it is."""
         self._heap: list[tuple[float, int, Callable[[float], None] | None, int, int]] = []
         self._number = 0
         self._traffic = traffic
@@ -78,8 +82,7 @@ class Fleet:
                 self.offer(device)
         self.work = 0.0
         """Tokens that turns at hand and those that will likely follow them still make."""
-        self._cached: list[OrderedDict[int, int]] = [OrderedDict() for _ in devices]
-        self._held = [0] * len(devices)
+        self._prefixes = Prefixes(len(devices))
         self._meters = [Meter(_first_guess(d)) for d in devices]
         self._told: list[tuple[int, EngineFacts] | None] = [None] * len(devices)
         """Facts of a device, and its epoch then: they hold until something happens there."""
@@ -107,6 +110,8 @@ class Fleet:
             now, _, act, number, epoch = heappop(self._heap)
             self.now = now
             self.events += 1
+            if not self.events % TOLD:
+                self.watch()
             if act is not None:
                 act(now)
             else:
@@ -195,10 +200,13 @@ class Fleet:
         self.started = 0
         for device in self.devices:
             device.rl_step = rl_step
-        for cached in self._cached:
-            cached.clear()
-        self._held = [0] * len(self.devices)
+            self._prefixes.clear(device.number)
         self.more(count if most is None else most)
+
+    @property
+    def progress(self) -> float:
+        """Share of the trajectories that have ended."""
+        return 1.0 - self.left / len(self.ended)
 
     def more(self, total: int) -> None:
         """Begin trajectories until so many have begun."""
@@ -237,12 +245,13 @@ class Fleet:
         self.work -= self._weight(turn - int(plan.offset[trajectory]))
         device.rolled_tokens += job.new
         self._length[trajectory] += self._new[turn]
-        self._keep(device, trajectory, self._length[trajectory])
+        room = device.capacity - device.rollout.context - device.rollout.prompts
+        self._prefixes.keep(device.number, trajectory, self._length[trajectory], room)
         self._made[trajectory] = 0
         if turn + 1 == self._last[trajectory]:
             self.ended[trajectory] = now
             self.left -= 1
-            self._forget(device, trajectory)
+            self._prefixes.forget(device.number, trajectory)
             if self.refills:
                 self.at(now, lambda _: self.more(self.started + 1))
             return
@@ -263,7 +272,7 @@ class Fleet:
         device.rolled_tokens += made
         self._made[trajectory] += made
         self.work -= self._weight(self._turn[trajectory] - int(plan.offset[trajectory]))
-        self._forget(device, trajectory)
+        self._prefixes.forget(device.number, trajectory)
         self._submit(trajectory, now)
 
     # ---- placement
@@ -285,9 +294,9 @@ class Fleet:
         made = self._made[trajectory]
         context = self._length[trajectory] + made
         cached = {
-            str(d.number): self._cached[d.number][trajectory]
+            str(d.number): held[trajectory]
             for d in candidates
-            if trajectory in self._cached[d.number]
+            if trajectory in (held := self._prefixes.of(d.number))
         }
         assert self._plan is not None
         before = self._before[trajectory]
@@ -320,7 +329,7 @@ class Fleet:
             return ready
         if len(self._drawn) < MOST_CANDIDATES:
             self._drawn = self._rng.random(DRAWN).tolist()
-        drawn, count = self._drawn[: -MOST_CANDIDATES : -1], len(ready)
+        drawn, count = self._drawn[:-MOST_CANDIDATES:-1], len(ready)
         del self._drawn[1 - MOST_CANDIDATES :]
         chosen = {int(share * count) for share in drawn}
         if before >= 0 and (place := self._place_of.get(before)) is not None:
@@ -373,26 +382,10 @@ class Fleet:
         """Take all turns and prefixes from a device; turns go on elsewhere."""
         device.advance(now)
         lost = device.sleep()
-        self._cached[device.number].clear()
-        self._held[device.number] = 0
+        self._prefixes.clear(device.number)
         for job, made in lost:
             self._turn_lost(device, job, made, now)
         self.settle(device, now)
-
-    # ---- prefixes
-
-    def _keep(self, device: Device, trajectory: int, tokens: int) -> None:
-        """Its turn's KV stays until memory is wanted for others; the longest unused goes first."""
-        cached = self._cached[device.number]
-        self._held[device.number] += tokens - cached.pop(trajectory, 0)
-        cached[trajectory] = tokens
-        room = device.capacity - device.rollout.context - device.rollout.prompts
-        while cached and self._held[device.number] > room:
-            _, gone = cached.popitem(last=False)
-            self._held[device.number] -= gone
-
-    def _forget(self, device: Device, trajectory: int) -> None:
-        self._held[device.number] -= self._cached[device.number].pop(trajectory, 0)
 
 
 def _first_guess(device: Device) -> Speed:

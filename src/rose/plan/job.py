@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +12,7 @@ from rose.executor.slo import Slo
 from rose.plan.device import Device
 from rose.plan.fleet import Fleet
 from rose.plan.lending import Kind
+from rose.plan.progress import Progress
 from rose.plan.scenario import Scenario
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.sync import Codec, Sync, sync_seconds
@@ -20,7 +20,6 @@ from rose.plan.system import System
 from rose.plan.workload.serving import make_traffic
 from rose.plan.workload.traffic import Traffic
 
-Progress = Callable[[float], None]
 NOTHING = Slo(0.0, 0.0)
 KNOWN = 5_000
 """Requests from which a serving engine knows how long prompts are."""
@@ -103,6 +102,7 @@ def simulate(scenario: Scenario, system: System, progress: Progress = lambda _: 
     fleet = Fleet(devices, _traffic(scenario, devices, streams[0]), _kind(scenario, system),
                   streams[2])  # fmt: skip
     outcome = Outcome(system.name, slo=scenario.serving.slo)
+    fleet.watch = lambda: progress(min(1.0, (len(outcome.steps) + fleet.progress) / scenario.steps))
     run = _synchronous if scenario.job.staleness is None else _asynchronous
     run(fleet, scenario, system, streams[1], outcome, progress)
     _account(fleet, outcome)

@@ -7,11 +7,12 @@ of devices that comes within `NEARLY` of the best throughput while serving keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rose.plan.job import Outcome, alone, simulate, weights
 from rose.plan.money import Prices, Usage, cost_per_correct, cost_per_step
+from rose.plan.progress import Say, quiet
 from rose.plan.scenario import Scenario
 from rose.plan.sync import Links
 from rose.plan.system import System
@@ -25,7 +26,6 @@ KEPT = 0.99
 """Share of requests that must keep their promise: it is one about a 99th percentile."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 HEADROOMS = (0.1, 0.2, 0.3)
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,22 @@ def plan(
     accept_rate: float,
     reasoning_multiplier: float = 1.0,
     systems: Sequence[System] = tuple(SYSTEMS.values()),
-    say: Say = lambda _: None,
+    say: Say = quiet,
 ) -> Plan:
     say("serving alone")
     found = Plan(scenario, alone(scenario, scenario.alone_s))
     for system in systems:
-        say(system.says)
-        found.outcomes[system.name] = simulate(scenario, system)
+        found.outcomes[system.name] = simulate(scenario, system, say(system.says))
     for share in SHARES:
         count = max(1, round(share * scenario.lendable))
-        say(f"at most {count} devices borrowed")
-        found.borrowed[count] = simulate(replace(scenario, lendable=count), ROSE)
+        progress = say(f"at most {count} devices borrowed")
+        found.borrowed[count] = simulate(replace(scenario, lendable=count), ROSE, progress)
     for headroom in HEADROOMS:
-        say(f"headroom {headroom:.0%}")
-        serving = replace(scenario.serving, headroom=headroom)
-        found.headrooms[headroom] = simulate(replace(scenario, serving=serving), ROSE)
+        other = replace(scenario, serving=replace(scenario.serving, headroom=headroom))
+        found.headrooms[headroom] = simulate(other, ROSE, say(f"headroom {headroom:.0%}"))
     for name, other in variations(scenario).items():
-        say(name)
         fixed = simulate(other, SYSTEMS["fixed"])
-        found.sensitivity[name] = _compared(simulate(other, ROSE), fixed)
+        found.sensitivity[name] = _compared(simulate(other, ROSE, say(name)), fixed)
     found.answer = _answer(found)
     for name, outcome in found.outcomes.items():
         found.money[name] = _money(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from rose.plan.device import Device
 from rose.plan.engine import EngineModel
 from rose.plan.fleet import Fleet
 from rose.plan.lending import Kind
+from rose.plan.progress import Say, quiet
 from rose.plan.roofline import Measured
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.workload.quantiles import Quantiles
@@ -66,7 +66,7 @@ class Seen:
     tokens_per_s: float
 
 
-def executor(path: Path, say: Callable[[str], None] = lambda _: None) -> list[Compared]:
+def executor(path: Path, say: Say = quiet) -> list[Compared]:
     """Every scenario and mode of a result of `rose bench executor`."""
     try:
         result = json.loads(path.read_text())
