@@ -68,6 +68,8 @@ class Device:
         """Device time that each engine has had."""
         self.rolled_tokens = 0
         self.late_expected = 0.0
+        self.longest_s = 0.0
+        """Of rollout steps that began beside a serving engine."""
 
     # ---- time
 
@@ -163,6 +165,7 @@ class Device:
             self._shares = self._ask(serving, now)
             if self._shares.tokens:
                 rollout.plan(self._shares.tokens)
+                self.longest_s = max(self.longest_s, rollout.unit)
         self._speeds = self._divide(serving)
 
     def _ask(self, serving: Engine, now: float) -> Shares:

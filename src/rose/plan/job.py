@@ -13,7 +13,7 @@ from rose.plan.device import Device
 from rose.plan.fleet import Fleet
 from rose.plan.lending import Kind
 from rose.plan.progress import Progress
-from rose.plan.scenario import Scenario
+from rose.plan.scenario import Scenario, Serving
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.sync import Codec, Sync, sync_seconds
 from rose.plan.system import System
@@ -53,6 +53,10 @@ class Outcome:
     """Rollouts' time on borrowed devices."""
     idle_s: float = 0.0
     """Time that serving left on them while they were lent."""
+    longest_s: float = 0.0
+    """Of rollout steps on borrowed devices."""
+    late_expected: float = 0.0
+    """Requests that rollout steps were expected to make late when they were granted."""
     cuts: int = 0
     made: int = 0
     """Tokens that engines made for turns."""
@@ -89,6 +93,11 @@ class Outcome:
         return self.device_s / self.idle_s if self.idle_s else None
 
     @property
+    def sync_share(self) -> float:
+        """Of the steps' time, what sending weights takes."""
+        return sum(s.sync_s for s in self.steps) / sum(s.seconds for s in self.steps)
+
+    @property
     def allocation_overhead(self) -> float:
         """Share of the steps' time that devices were asked for and not there yet."""
         asked = self.lent_s + self.activating_s
@@ -105,6 +114,7 @@ def simulate(scenario: Scenario, system: System, progress: Progress = lambda _: 
     fleet.watch = lambda: progress(min(1.0, (len(outcome.steps) + fleet.progress) / scenario.steps))
     run = _synchronous if scenario.job.staleness is None else _asynchronous
     run(fleet, scenario, system, streams[1], outcome, progress)
+    fleet.pass_time(scenario.rest_s)
     _account(fleet, outcome)
     return outcome
 
@@ -164,10 +174,15 @@ def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[
     return made
 
 
+def known(serving: Serving) -> Traffic:
+    """Requests from which a serving engine knows what comes."""
+    return make_traffic(serving.law, serving.sizes, serving.rate, KNOWN / serving.rate, 0)
+
+
 def _sharing(scenario: Scenario, system: System) -> Sharing:
     serving = scenario.serving
-    seen = make_traffic(serving.law, serving.sizes, serving.rate, KNOWN / serving.rate, 0)
-    drawn = seen.prompt if len(seen) else np.ones(1)
+    seen = known(serving).prompt
+    drawn = seen if len(seen) else np.ones(1)
     percentiles = tuple(int(q) for q in np.percentile(drawn, PERCENTS))
     prompts = Prompts(percentiles, int(np.percentile(drawn, 99)), serving.rate)
     lendable = 1.0 - serving.slo_margin
@@ -185,6 +200,9 @@ def _traffic(
     serving, count = scenario.serving, sum(d.serving is not None for d in devices)
     if not count:
         return [None] * len(devices)
+    if scenario.arrivals is not None:
+        given = iter(scenario.arrivals)
+        return [next(given) if device.serving is not None else None for device in devices]
     seed = int(rng.integers(1 << 31))
     whole = make_traffic(serving.law, serving.sizes, serving.rate * count, scenario.longest_s, seed)
     parts = iter(whole.split(count, rng))
@@ -285,6 +303,8 @@ def _account(fleet: Fleet, outcome: Outcome) -> None:
             outcome.lent_s += one.lent_s
             outcome.activating_s += one.activating_s
             outcome.device_s += device.rollout_s
+            outcome.longest_s = max(outcome.longest_s, device.longest_s)
+            outcome.late_expected += device.late_expected
             outcome.idle_s += max(0.0, one.lent_s - one.served_lent_s)
     serve = [d.serving_s for d in fleet.devices if d.serving is not None]
     outcome.busy = float(np.mean(serve)) / fleet.now if serve and fleet.now else 0.0

@@ -61,7 +61,7 @@ class Usage:
     wan_bytes: float
     """Of weights, all copies."""
     headroom_gpu_s: float
-    """Device time that serving kept free because of the loan, besides what it keeps anyway."""
+    """Share of memory that serving kept empty because of the loan, times how long."""
     wall_s: float
     extra_violations: float
     """Serving requests late because of the loan, expected or counted."""
