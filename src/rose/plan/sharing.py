@@ -205,7 +205,8 @@ class Sharing:
         risk = window.risk(self._rollout.latency.upper(took))
         if not (queue.decode or queue.starting):
             return Shares(NOBODY, ALONE, tokens, risk)
-        served = steps * self._serving.latency.mean(Step(0, queue.decode, queue.context))
+        chunk = min(queue.prefill, self._serving.budget)
+        served = steps * self._serving.latency.mean(Step(chunk, queue.decode, queue.context))
         both = (served + length) * self._slowdown
         return Shares(served / both, length / both, tokens, risk)
 

@@ -18,6 +18,8 @@ BACKGROUNDS = (0.0, 0.5, 1.0)
 """Few levels: a fleet's calm run is simulated once for each."""
 RANDOM = 0.5
 """Share of the tries that are drawn anew; the others change the worst so far a little."""
+MOST = 64
+"""Requests of a burst on a device: with more all are late, lent or not."""
 NUDGE = 0.3
 """Of the logarithm of a number that is changed."""
 
@@ -80,7 +82,7 @@ def nudged(pattern: Pattern, rng: Generator) -> Pattern:
         pattern,
         offset_s=pattern.offset_s + 0.2 * float(rng.standard_normal()),
         lasting_s=pattern.lasting_s * factor(),
-        requests=max(1, round(pattern.requests * factor())),
+        requests=min(MOST, max(1, round(pattern.requests * factor()))),
         steep=min(1.0, max(0.0, pattern.steep + 0.1 * float(rng.standard_normal()))),
         seed=int(rng.integers(1 << 31)) if rng.random() < 0.5 else pattern.seed,
     )
