@@ -49,9 +49,9 @@ MOST_GAPS = 16
 class Served:
     """What users of serving saw, request by request."""
 
-    arrival: array[float] = field(default_factory=partial(array, "d"))
-    ttft: array[float] = field(default_factory=partial(array, "d"))
-    tpot: array[float] = field(default_factory=partial(array, "d"))
+    arrival: array[float] = field(default_factory=lambda: array("d"))
+    ttft: array[float] = field(default_factory=lambda: array("d"))
+    tpot: array[float] = field(default_factory=lambda: array("d"))
 
 
 class Fleet:

@@ -49,7 +49,7 @@ class Hurt:
     late_expected: float
     """What the error budget was charged."""
     single: int
-    """Requests that were the only one unseen, and no longer than admission expects."""
+    """Requests beside which at most one was unseen at any time, and none longer than expected."""
     single_excess_s: float
     single_beyond: int
     """Of those, beyond what is guaranteed."""
@@ -93,7 +93,7 @@ class Bench:
 def compare(scenario: Scenario, given: tuple[Traffic, ...], lent: Outcome, quiet: Outcome) -> Hurt:
     """Both have all requests, in order of arrival."""
     slo, margin = scenario.serving.slo, scenario.serving.slo_margin
-    arrival, prompt, output, device = _merged(given)
+    arrival, output, device = _merged(given)
     if not len(lent.ttft) == len(quiet.ttft) == len(arrival):
         raise ValueError("requests are left when the run ends: `rest_s` is too short")
     more = np.maximum(1, output - 1)
@@ -102,8 +102,7 @@ def compare(scenario: Scenario, given: tuple[Traffic, ...], lent: Outcome, quiet
     kept, on_pace = (1.0 - margin) * slo.ttft_s, (1.0 - margin) * slo.tpot_s
     beyond = (ttft > step_s) & (lent.ttft > kept)
     beyond |= (tpot * more > step_s) & (lent.tpot > on_pace)
-    single = _single(scenario, arrival, device, lent, step_s)
-    single &= prompt <= worst_prompt(scenario)
+    single = _single(scenario, given, device, lent, step_s)
     late_lent, late_alone = _late(lent, slo), _late(quiet, slo)
     return Hurt(
         requests=len(arrival),
@@ -127,27 +126,29 @@ def _late(one: Outcome, slo: Slo) -> np.ndarray:
 
 
 def _merged(given: tuple[Traffic, ...]) -> tuple[np.ndarray, ...]:
-    """Arrival, prompt, output and device of all requests, by arrival."""
+    """Arrival, output and device of all requests, by arrival."""
     arrival = np.concatenate([t.arrival_s for t in given])
-    prompt = np.concatenate([t.prompt for t in given])
     output = np.concatenate([t.output for t in given])
     device = np.repeat(np.arange(len(given)), [len(t) for t in given])
     order = np.argsort(arrival, kind="stable")
-    return arrival[order], prompt[order], output[order], device[order]
+    return arrival[order], output[order], device[order]
 
 
 def _single(
-    scenario: Scenario, arrival: np.ndarray, device: np.ndarray, lent: Outcome, step_s: float
+    scenario: Scenario, given: tuple[Traffic, ...], device: np.ndarray, lent: Outcome, step_s: float
 ) -> np.ndarray:
-    """Nobody else came to its device from a rollout step and a serving step before it until its
-    first token."""
+    """From a rollout step and a serving step before a request came until it ended, no two came to
+    its device closer than that, and none with a longer prompt than admission expects."""
     engine = scenario.serving.engine
-    before_s = step_s + engine.latency.upper(Step(engine.budget, 0, engine.budget))
-    single = np.ones(len(arrival), bool)
-    for one in range(scenario.lendable):
+    unseen_s = step_s + engine.latency.upper(Step(engine.budget, 0, engine.budget))
+    longest = worst_prompt(scenario)
+    single = np.ones(len(device), bool)
+    for one, traffic in enumerate(given):
         mine = np.flatnonzero(device == one)
-        times = arrival[mine]
-        last = np.concatenate(([-np.inf], times[:-1]))
-        following = np.concatenate((times[1:], [np.inf]))
-        single[mine] = (times - last > before_s) & (following > times + lent.ttft[mine])
+        came = traffic.arrival_s
+        close = np.diff(came, prepend=-np.inf) <= unseen_s
+        bad = came[close | (traffic.prompt > longest)]
+        ended = came + lent.ttft[mine] + lent.tpot[mine] * np.maximum(0, traffic.output - 1)
+        within = (bad >= came[:, None] - unseen_s) & (bad <= ended[:, None])
+        single[mine] = ~within.any(axis=1)
     return single
