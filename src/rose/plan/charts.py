@@ -53,7 +53,7 @@ def steps(plan: Plan) -> str:
 
 def ended(plan: Plan) -> str:
     """When trajectories ended: the tail decides when a step does."""
-    figure, axes = _figure(2.8)
+    figure, axes = _figure(3.3)
     for name, one in plan.outcomes.items():
         if len(one.finished):
             times = np.sort(one.finished)
@@ -62,12 +62,12 @@ def ended(plan: Plan) -> str:
     axes.set_xlabel("seconds after the step began")
     axes.set_ylabel("trajectories ended")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    _legend(axes)
+    _legend(figure)
     return _svg(figure)
 
 
 def lent(plan: Plan) -> str:
-    figure, axes = _figure(2.8)
+    figure, axes = _figure(3.3)
     for name, one in plan.outcomes.items():
         if one.lent:
             times, counts = zip(*one.lent, strict=True)
@@ -77,13 +77,14 @@ def lent(plan: Plan) -> str:
     axes.set_xlabel("seconds")
     axes.set_ylabel("devices lent")
     axes.set_ylim(bottom=0)
-    _legend(axes)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    _legend(figure)
     return _svg(figure)
 
 
-def _legend(axes: Any) -> None:
-    """Beside the lines, which fill the chart."""
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+def _legend(figure: Any) -> None:
+    """Below the lines, which fill the chart."""
+    figure.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=3)
 
 
 def _figure(height: float) -> tuple[Any, Any]:

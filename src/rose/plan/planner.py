@@ -155,8 +155,7 @@ def usage(
 ) -> Usage:
     """Of one step. A serving device that nobody borrows needs no headroom: whatever is free is
     serving's at once. While it is lent that share of its memory stays empty for serving's sake, so
-    the loan pays for it, as for a device of that size: an upper bound, memory alone sells for less.
-    Whole devices, of spot markets or trainers, have nobody to keep anything for."""
+    the loan pays for it. Whole devices, of spot markets or trainers, keep nothing for anybody."""
     steps, tp = len(outcome.steps), scenario.tp
     wall = sum(step.seconds for step in outcome.steps) / steps
     requests = len(outcome.ttft) / steps
