@@ -48,7 +48,23 @@ def test_a_fleet_is_planned_as_table_json_and_page(tmp_path: Path) -> None:
                                          "links 10 times slower"}  # fmt: skip
     assert all(cost > 0 for cost in found["modes"]["rose"]["money"].values())
     text = page.read_text()
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 4
+    for part in (
+        "How long a step takes",
+        "Devices lent over time",
+        "weight sync",
+        "What if",
+        "How much headroom",
+        "headroom of",
+        "harvest",
+        "P99 TTFT",
+        "slo_penalty",
+    ):
+        assert part in text, part
+    parts = found["modes"]["rose"]["opportunistic_parts"]
+    assert parts["headroom"] > 0.0
+    assert found["modes"]["spot"]["opportunistic_parts"]["headroom"] == 0.0
+    assert sum(parts.values()) == found["modes"]["rose"]["money"]["step_opportunistic"]
     assert "http://" not in text.replace("http://www.w3.org", "").replace(
         "http://purl.org", ""
     ).replace("http://creativecommons.org", "")

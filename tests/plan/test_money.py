@@ -39,7 +39,7 @@ def test_the_three_lines_by_hand() -> None:
     assert lines[Line.DEDICATED] == pytest.approx(own + 6 * 3.0)
     assert lines[Line.SERVING] == pytest.approx(own + 16 * 4.0 + 0.005 + 0.2)
     assert lines[Line.OPPORTUNISTIC] == pytest.approx(
-        own + 6 * 4.0 * 0.05 + 0.005 + 0.1 * 4.0 + 0.2 + 3 * 0.01
+        own + 6 * 4.0 * 0.05 + 0.005 + 0.1 * 4.0 * 0.05 + 0.2 + 3 * 0.01
     )
     assert sum(opportunistic_parts(STEP, ROUND).values()) == lines[Line.OPPORTUNISTIC]
     assert lines[Line.OPPORTUNISTIC] < lines[Line.DEDICATED] < lines[Line.SERVING]

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from rose.terminal import fail
 
 if TYPE_CHECKING:
-    from rose.plan.planner import Plan, Say
+    from rose.plan.planner import Plan
     from rose.plan.presets import Row
+    from rose.plan.progress import Say
 
 
 def plan(
     fleet: Annotated[
         Path | None,
-        typer.Argument(help="The fleet's TOML file, see docs/plan.md; or the word validate."),
+        typer.Argument(
+            help="The fleet's TOML file, see docs/plan.md; or a word: validate, stress, speed."
+        ),
+    ] = None,
+    stressed: Annotated[
+        Path | None,
+        typer.Argument(help="For stress: the fleet's TOML file; a small fleet without one."),
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="The paper's settings: paper-8b-grpo, paper-32b-dapo, ...")
@@ -43,6 +50,15 @@ def plan(
             help="The same of `rose bench e2e`. [default: bench-out/e2e.json, if it is there]"
         ),
     ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="Patterns that stress simulates.")] = 280,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search of stress.")] = 0,
+    keep: Annotated[
+        Path | None, typer.Option(help="Write the worst patterns of stress here, to replay them.")
+    ] = None,
+    most: Annotated[
+        int, typer.Option(min=1_024, help="Devices and trajectories of speed's largest fleet.")
+    ] = 65_536,
+    plot: Annotated[Path | None, typer.Option(help="Draw what speed measured here.")] = None,
 ) -> None:
     """What would a fleet gain by lending, and is its p99 safe? Simulated, on the live policies."""
     from rose.cluster.config import ConfigError
@@ -54,8 +70,14 @@ def plan(
                 fail("give a fleet's TOML file or --preset, one of both")
             if preset is not None:
                 result = _preset(preset, say)
+            elif stressed is not None and fleet != Path("stress"):
+                fail(f"{stressed}: only stress takes a second word, a fleet's TOML file")
             elif fleet == Path("validate"):
                 result = _validate(executor, e2e, say)
+            elif fleet == Path("stress"):
+                result = _stress(stressed, tries, seed, keep, say)
+            elif fleet == Path("speed"):
+                result = _speed(most, plot, say)
             else:
                 assert fleet is not None
                 result = _fleet(fleet, page, say)
@@ -77,9 +99,15 @@ def plan(
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Say]:
-    began = time.monotonic()
-    with console.status("simulating") as status:
-        yield lambda line: status.update(f"{time.monotonic() - began:4.0f} s  {line}")
+    columns = (TimeElapsedColumn(), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def say(line: str) -> Callable[[float], None]:
+            bar.update(task, description=line, total=None)
+            return lambda share: bar.update(task, completed=share, total=1.0)
+
+        yield say
 
 
 Shown = tuple[list[Any], dict[str, Any]]
@@ -112,6 +140,27 @@ def _validate(executor: Path | None, e2e: Path | None, say: Say) -> Shown:
     return shown(files, rows)
 
 
+def _stress(path: Path | None, tries: int, seed: int, keep: Path | None, say: Say) -> Shown:
+    from rose.plan import fleet_file, tables
+    from rose.plan.stress import bed, cases, report
+
+    scenario = bed.bed() if path is None else bed.reduced(fleet_file.load(path)[0])
+    found = report.run(scenario, tries, seed, say)
+    if keep is not None:
+        cases.write(keep, found.ordered)
+    return tables.stress(found), report.result(found)
+
+
+def _speed(most: int, plot: Path | None, say: Say) -> Shown:
+    from rose.bench.executor import machine
+    from rose.plan import presets, speed, tables
+
+    found = speed.ladders(presets.preset(speed.PRESET).scenario, most, say)
+    if plot is not None:
+        speed.draw(found, plot)
+    return tables.speed(found), speed.result(found, machine())
+
+
 def _plain(row: Row) -> dict[str, Any]:
     return {"paper": row.paper, "simulated": row.simulated, "error": row.error}
 
@@ -141,12 +190,11 @@ def _tables(found: Plan) -> list[Any]:
     systems = Table("", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT / TPOT ms",
                     "harvest", "weights", title=found.scenario.name)  # fmt: skip
     for name, one in found.outcomes.items():
-        sync = sum(s.sync_s for s in one.steps) / sum(s.seconds for s in one.steps)
         systems.add_row(
             SYSTEMS[name].says, f"{one.throughput / fixed:.2f}", f"{one.rollout_s:.0f}",
             "-" if one.attainment is None else f"{one.attainment:.2%}",
             "-" if one.attainment is None else _p99(one),
-            "-" if one.harvest is None else f"{one.harvest:.2f}", f"{sync:.1%}",
+            "-" if one.harvest is None else f"{one.harvest:.2f}", f"{one.sync_share:.1%}",
         )  # fmt: skip
     quiet = found.serving_alone
     systems.add_row(
@@ -183,8 +231,10 @@ def _result(found: Plan) -> dict[str, Any]:
                 "tpot_p99_s": None if one.attainment is None else one.p99("tpot"),
                 "harvest_efficiency": one.harvest,
                 "allocation_overhead": one.allocation_overhead,
+                "weight_sync_share": one.sync_share,
                 "lent": one.lent,
                 "money": found.money[name],
+                "opportunistic_parts": found.parts[name],
             }
             for name, one in found.outcomes.items()
         },

@@ -70,6 +70,8 @@ class Device:
         self.late_expected = 0.0
         self.host = self.hosted_s = 0.0
         """Seconds of the host's work that are left here, and all that there were."""
+        self.longest_s = 0.0
+        """Of rollout steps that began beside a serving engine."""
 
     # ---- time
 
@@ -186,6 +188,7 @@ class Device:
             self._shares = self._ask(serving, now)
             if self._shares.tokens:
                 rollout.plan(self._shares.tokens)
+                self.longest_s = max(self.longest_s, rollout.unit)
         self._speeds = self._divide(serving)
 
     def _ask(self, serving: Engine, now: float) -> Shares:

@@ -11,24 +11,24 @@ there, so the cost is in events and not in seconds or steps. Same seed, same eve
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 
 from rose.executor.latency import Step
 from rose.plan.device import Device
 from rose.plan.engine import Engine, Job
+from rose.plan.lending import Kind, Lending
+from rose.plan.prefixes import Prefixes
 from rose.plan.workload.rollouts import Trajectories
 from rose.plan.workload.traffic import Traffic
-from rose.scheduler import lease, order, placement, provisioner
+from rose.scheduler import order, placement
 from rose.scheduler.facts import EngineFacts, Speed
-from rose.scheduler.fleet import MEASURED, TYPICAL_TURNS
-from rose.scheduler.lease import Lease, Order, Phase, Word
+from rose.scheduler.fleet import MEASURED
 from rose.scheduler.order import Waiting
 from rose.scheduler.placement import Placing
 from rose.scheduler.speed import Meter
@@ -36,57 +36,22 @@ from rose.scheduler.speed import Meter
 MOST_CANDIDATES = 16
 """Engines that a turn is compared for. More of them take longer and place no better: two random
 choices are already close to the best of all (Mitzenmacher, 2001)."""
-TICK_S = 1.0
-"""Between two looks at who should be lent, as nodes report."""
 LOOK_FURTHER = 8
 DRAWN = 4096
 """Random numbers at once."""
+TOLD = 1 << 14
+"""Events between two words on how far it is: some tenths of a second."""
 MOST_GAPS = 16
 """Gaps between tokens that a turn tells its engine's meter: a live one tells more, and fades."""
-
-
-class Kind(NamedTuple):
-    """How rollouts may use the devices of a system."""
-
-    placement: str = "cost"
-    order: str = "longest_first"
-    most_borrowed: int = 0
-    activate_s: float = 0.1
-    """From asking for a device until it takes turns."""
-    keep_s: float = provisioner.KEEP_S
-    revoked_per_s: float = 0.0
-    """How often a borrowed device is taken away, for good or until it is asked for again."""
-    away_s: float = 0.0
-    limit_s: float = math.inf
-    """A borrowed device is given back after so long (serverless)."""
-    host_s: float = 0.0
-    """Of devices' time that a turn takes beside its engine: HTTP, agents, where the host has no
-    cores of its own."""
 
 
 @dataclass
 class Served:
     """What users of serving saw, request by request."""
 
-    arrival: list[float] = field(default_factory=list)
-    ttft: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Lent:
-    """One borrowed device."""
-
-    lease: Lease = field(default_factory=Lease)
-    wanted: bool = False
-    active: bool = False
-    offered: bool = True
-    since: float = 0.0
-    served_s: float = 0.0
-    """Serving's time on the device when it was last looked at, and while it was lent."""
-    served_lent_s: float = 0.0
-    activating_s: float = 0.0
-    lent_s: float = 0.0
+    arrival: array[float] = field(default_factory=lambda: array("d"))
+    ttft: array[float] = field(default_factory=lambda: array("d"))
+    tpot: array[float] = field(default_factory=lambda: array("d"))
 
 
 class Fleet:
@@ -100,31 +65,27 @@ class Fleet:
         self.devices, self.kind, self._rng = devices, kind, rng
         self.now = 0.0
         self.events = 0
+        self.watch: Callable[[], None] = lambda: None
+        """Called now and then, for who wants to show how far it is."""
         self._heap: list[tuple[float, int, Callable[[float], None] | None, int, int]] = []
         self._number = 0
         self._traffic = traffic
         self._next_request = [0] * len(devices)
-        self._requests: dict[int, tuple[float, float]] = {}
         self.served = Served()
         self._waiting: list[tuple[float, int, int]] = []
-        self._own = [d for d in devices if d.active]
-        self._others = [d for d in devices if not d.active]
-        self.lent = {d.number: Lent() for d in self._others}
         self._ready: list[Device] = []
         """Devices that take turns, in no order, and where each is."""
         self._place_of: dict[int, int] = {}
         self._drawn: list[float] = []
-        for device in self._own:
-            self._offer(device)
-        self._changed = -1e9
-        self._low_since: float | None = None
-        self.timeline: list[tuple[float, int]] = []
-        """When how many borrowed devices took turns."""
-        self._work = 0.0
+        for device in devices:
+            if device.active:
+                self.offer(device)
+        self.work = 0.0
         """Tokens that turns at hand and those that will likely follow them still make."""
-        self._cached: list[OrderedDict[int, int]] = [OrderedDict() for _ in devices]
-        self._held = [0] * len(devices)
+        self._prefixes = Prefixes(len(devices))
         self._meters = [Meter(_first_guess(d)) for d in devices]
+        self._told: list[tuple[int, EngineFacts] | None] = [None] * len(devices)
+        """Facts of a device, and its epoch then: they hold until something happens there."""
         self.refills = False
         """A trajectory that ends makes room for the next."""
         self.hits = self.looked = 0
@@ -132,12 +93,11 @@ class Fleet:
         self._plan: Trajectories | None = None
         for device in devices:
             self._expect_request(device)
-        if self.kind.most_borrowed and self._others:
-            self._at(0.0, self._tick)
+        self.lending = Lending(self, [d for d in devices if not d.active], kind, rng)
 
     # ---- time
 
-    def _at(self, when: float, act: Callable[[float], None]) -> None:
+    def at(self, when: float, act: Callable[[float], None]) -> None:
         self._number += 1
         heappush(self._heap, (when, self._number, act, -1, 0))
 
@@ -150,19 +110,21 @@ class Fleet:
             now, _, act, number, epoch = heappop(self._heap)
             self.now = now
             self.events += 1
+            if not self.events % TOLD:
+                self.watch()
             if act is not None:
                 act(now)
             else:
                 device = self.devices[number]
                 if device.epoch == epoch:
                     device.advance(now)
-                    self._settle(device, now)
+                    self.settle(device, now)
         return self.now
 
     def pass_time(self, seconds: float) -> None:
         self.run(lambda: False, self.now + seconds)
 
-    def _settle(self, device: Device, now: float) -> None:
+    def settle(self, device: Device, now: float) -> None:
         """Hear what a device has to say, and when it will next."""
         done = device.settle(now)
         for event in done.served:
@@ -182,7 +144,7 @@ class Fleet:
             self._number += 1
             heappush(self._heap, (when, self._number, None, device.number, device.epoch))
         if (ended or done.lost) and self._waiting:
-            self._dispatch(now)
+            self.dispatch(now)
 
     # ---- serving
 
@@ -190,7 +152,7 @@ class Fleet:
         traffic = self._traffic[device.number]
         index = self._next_request[device.number]
         if traffic is not None and index < len(traffic):
-            self._at(float(traffic.arrival_s[index]), partial(self._arrive, device))
+            self.at(float(traffic.arrival_s[index]), partial(self._arrive, device))
 
     def _arrive(self, device: Device, now: float) -> None:
         traffic = self._traffic[device.number]
@@ -204,7 +166,7 @@ class Fleet:
         self.served.tpot.append(0.0)
         device.advance(now)
         device.arrive(Job(id_, prompt, prompt, output), now)
-        self._settle(device, now)
+        self.settle(device, now)
         self._expect_request(device)
 
     def _was_served(self, job: Job, first: bool, now: float) -> None:
@@ -238,24 +200,27 @@ class Fleet:
         self.started = 0
         for device in self.devices:
             device.rl_step = rl_step
-        for cached in self._cached:
-            cached.clear()
-        self._held = [0] * len(self.devices)
+            self._prefixes.clear(device.number)
         self.more(count if most is None else most)
+
+    @property
+    def progress(self) -> float:
+        """Share of the trajectories that have ended."""
+        return 1.0 - self.left / len(self.ended)
 
     def more(self, total: int) -> None:
         """Begin trajectories until so many have begun."""
         for trajectory in range(self.started, min(total, len(self.ended))):
             self._submit(trajectory, self.now)
         self.started = max(self.started, min(total, len(self.ended)))
-        self._dispatch(self.now)
+        self.dispatch(self.now)
 
     def _submit(self, trajectory: int, now: float) -> None:
         plan = self._plan
         assert plan is not None
         turns = self._turn[trajectory] - int(plan.offset[trajectory])
         self._began[trajectory] = now
-        self._work += self._weight(turns)
+        self.work += self._weight(turns)
         rank = order.rank(self.kind.order, Waiting(now, self._expected, turns))
         self._number += 1
         heappush(self._waiting, (rank, self._number, trajectory))
@@ -277,30 +242,31 @@ class Fleet:
             for _ in range(min(MOST_GAPS, job.new // MEASURED)):
                 self._meters[device.number].gap(device.rollout.count + 1, gap)
         turn = self._turn[trajectory]
-        self._work -= self._weight(turn - int(plan.offset[trajectory]))
+        self.work -= self._weight(turn - int(plan.offset[trajectory]))
         device.rolled_tokens += job.new
         self._length[trajectory] += self._new[turn]
-        self._keep(device, trajectory, self._length[trajectory])
+        room = device.capacity - device.rollout.context - device.rollout.prompts
+        self._prefixes.keep(device.number, trajectory, self._length[trajectory], room)
         self._made[trajectory] = 0
         ends = turn + 1 == self._last[trajectory]
         if self.kind.host_s:
             following = None if ends else trajectory
-            self._at(now, partial(self._host, following, self._tool[turn]))
+            self.at(now, partial(self._host, following, self._tool[turn]))
         if ends:
             self.ended[trajectory] = now
             self.left -= 1
-            self._forget(device, trajectory)
+            self._prefixes.forget(device.number, trajectory)
             if self.refills:
-                self._at(now, lambda _: self.more(self.started + 1))
+                self.at(now, lambda _: self.more(self.started + 1))
             return
         self._length[trajectory] += self._seen[turn]
         self._turn[trajectory] = turn + 1
         if not self.kind.host_s:
-            self._at(now + self._tool[turn], partial(self._answered, trajectory))
+            self.at(now + self._tool[turn], partial(self._answered, trajectory))
 
     def _answered(self, trajectory: int, now: float) -> None:
         self._submit(trajectory, now)
-        self._dispatch(now)
+        self.dispatch(now)
 
     def _host(self, trajectory: int | None, tool_s: float, now: float) -> None:
         """A turn has ended: its host work goes where it is missed least, and the next one of the
@@ -308,13 +274,13 @@ class Fleet:
         device = min(self.devices, key=lambda d: (d.runnable + (d.host > 0), d.hosted_s))
         done = now + self.burden(device, self.kind.host_s)
         if trajectory is not None:
-            self._at(done + tool_s, partial(self._answered, trajectory))
+            self.at(done + tool_s, partial(self._answered, trajectory))
 
     def burden(self, device: Device, seconds: float) -> float:
         """Work of the host on a device's core; how long until it is done."""
         device.advance(self.now)
         lasts = device.take_host(seconds)
-        self._settle(device, self.now)
+        self.settle(device, self.now)
         return lasts
 
     def _turn_lost(self, device: Device, job: Job, made: int, now: float) -> None:
@@ -324,13 +290,13 @@ class Fleet:
         self.cuts += 1
         device.rolled_tokens += made
         self._made[trajectory] += made
-        self._work -= self._weight(self._turn[trajectory] - int(plan.offset[trajectory]))
-        self._forget(device, trajectory)
+        self.work -= self._weight(self._turn[trajectory] - int(plan.offset[trajectory]))
+        self._prefixes.forget(device.number, trajectory)
         self._submit(trajectory, now)
 
     # ---- placement
 
-    def _dispatch(self, now: float) -> None:
+    def dispatch(self, now: float) -> None:
         missed: list[tuple[float, int, int]] = []
         while self._waiting and len(missed) < LOOK_FURTHER:
             entry = heappop(self._waiting)
@@ -347,9 +313,9 @@ class Fleet:
         made = self._made[trajectory]
         context = self._length[trajectory] + made
         cached = {
-            str(d.number): self._cached[d.number][trajectory]
+            str(d.number): held[trajectory]
             for d in candidates
-            if trajectory in self._cached[d.number]
+            if trajectory in (held := self._prefixes.of(d.number))
         }
         assert self._plan is not None
         before = self._before[trajectory]
@@ -374,7 +340,7 @@ class Fleet:
         self._began[trajectory] = now
         device.advance(now)
         device.take(Job(trajectory, context - had, context, self._new[turn] - made))
-        self._settle(device, now)
+        self.settle(device, now)
         return True
 
     def _candidates(self, before: int) -> list[Device]:
@@ -383,148 +349,64 @@ class Fleet:
             return ready
         if len(self._drawn) < MOST_CANDIDATES:
             self._drawn = self._rng.random(DRAWN).tolist()
-        chosen = {int(self._drawn.pop() * len(ready)) for _ in range(MOST_CANDIDATES - 1)}
+        drawn, count = self._drawn[:-MOST_CANDIDATES:-1], len(ready)
+        del self._drawn[1 - MOST_CANDIDATES :]
+        chosen = {int(share * count) for share in drawn}
         if before >= 0 and (place := self._place_of.get(before)) is not None:
             chosen.add(place)
         return [ready[i] for i in chosen]
 
-    def _offer(self, device: Device) -> None:
+    def offer(self, device: Device) -> None:
         self._place_of[device.number] = len(self._ready)
         self._ready.append(device)
 
-    def _withdraw(self, device: Device) -> None:
-        place = self._place_of.pop(device.number)
+    def withdraw(self, device: Device) -> None:
+        place = self._place_of.pop(device.number, None)
+        if place is None:
+            return
         last = self._ready.pop()
         if last is not device:
             self._ready[place] = last
             self._place_of[last.number] = place
 
     def _facts(self, device: Device) -> EngineFacts:
+        number = device.number
+        told = self._told[number]
+        if told is not None and told[0] == device.epoch:
+            return told[1]
         rollout: Engine = device.rollout
-        return EngineFacts(
-            id=str(device.number),
-            borrowed=device.number in self.lent,
+        borrowed = number in self.lending.lent
+        facts = EngineFacts(
+            id=str(number),
+            borrowed=borrowed,
             running=rollout.count,
             prefill_left=rollout.prompts,
             context=rollout.context + rollout.prompts,
             capacity=device.capacity,
-            speed=self._meters[device.number].speed,
-            revoked_per_s=self.kind.revoked_per_s if device.number in self.lent else 0.0,
+            speed=self._meters[number].speed,
+            revoked_per_s=self.kind.revoked_per_s if borrowed else 0.0,
             places=rollout.model.sequences,
         )
+        self._told[number] = device.epoch, facts
+        return facts
 
-    def release(self) -> None:
-        """All borrowed devices go back at once."""
-        for device in self._others:
-            one = self.lent[device.number]
-            one.wanted = False
-            if one.active:
-                self._take_back(device, one, self.now)
+    def speed(self, device: Device) -> Speed:
+        """Of its rollout engine, as measured."""
+        return self._meters[device.number].speed
 
-    # ---- prefixes
+    @property
+    def waits(self) -> int:
+        """Turns that have no device."""
+        return len(self._waiting)
 
-    def _keep(self, device: Device, trajectory: int, tokens: int) -> None:
-        """Its turn's KV stays until memory is wanted for others; the longest unused goes first."""
-        cached = self._cached[device.number]
-        self._held[device.number] += tokens - cached.pop(trajectory, 0)
-        cached[trajectory] = tokens
-        room = device.capacity - device.rollout.context - device.rollout.prompts
-        while cached and self._held[device.number] > room:
-            _, gone = cached.popitem(last=False)
-            self._held[device.number] -= gone
-
-    def _forget(self, device: Device, trajectory: int) -> None:
-        self._held[device.number] -= self._cached[device.number].pop(trajectory, 0)
-
-    # ---- lending
-
-    def _tick(self, now: float) -> None:
-        self._at(now + TICK_S, self._tick)
-        devices = [self._device(d, now) for d in self.devices]
-        demand = provisioner.Demand(
-            self._work, len(self._waiting), self.kind.most_borrowed, self._changed
-        )
-        if not provisioner.is_low(demand, devices):
-            self._low_since = None
-        elif self._low_since is None:
-            self._low_since = now
-        demand = provisioner.Demand(
-            demand.tokens, demand.waiting, demand.most, demand.changed, self._low_since
-        )
-        wanted = provisioner.borrow(demand, devices, now, self.kind.keep_s)
-        for device in self._others:
-            one = self.lent[device.number]
-            if one.wanted != (str(device.number) in wanted):
-                self._changed = now
-                one.wanted = not one.wanted
-            self._lease(device, one, now)
-        lent = sum(one.active for one in self.lent.values())
-        if not self.timeline or self.timeline[-1][1] != lent:
-            self.timeline.append((now, lent))
-
-    def _device(self, device: Device, now: float) -> provisioner.Device:
-        one = self.lent.get(device.number)
-        makes = TYPICAL_TURNS / self._meters[device.number].speed.token_s(TYPICAL_TURNS)
-        if one is None:
-            return provisioner.Device(str(device.number), makes, True, True)
-        one.served_lent_s += (device.serving_s - one.served_s) * one.active
-        one.served_s = device.serving_s
-        one.lent_s += TICK_S * one.active
-        one.activating_s += TICK_S * (one.wanted and not one.active)
-        return provisioner.Device(str(device.number), makes, one.wanted, offered=one.offered)
-
-    def _lease(self, device: Device, one: Lent, now: float) -> None:
-        word = Word(now, one.active, one.offered)
-        one.lease, told = lease.step(one.lease, word, wanted=one.wanted, now=now)
-        if told == Order.ACTIVATE:
-            self._at(now + self.kind.activate_s, lambda then: self._activate(device, one, then))
-        if one.active and one.lease.phase == Phase.DRAINING:
-            if device.number in self._place_of:
-                self._withdraw(device)
-            if not device.rollout.busy:
-                self._take_back(device, one, now)
-
-    def _activate(self, device: Device, one: Lent, now: float) -> None:
-        if one.active or not one.offered or one.lease.phase != Phase.ACTIVATING:
-            return
-        one.active, one.since = True, now
-        self._offer(device)
-        device.advance(now)
-        device.wake()
-        self._settle(device, now)
-        self._lease(device, one, now)
-        self._risk(device, one, now)
-        self._dispatch(now)
-
-    def _risk(self, device: Device, one: Lent, now: float) -> None:
-        """When it will be taken away."""
-        held = self.kind.limit_s
-        if self.kind.revoked_per_s:
-            held = min(held, float(self._rng.exponential(1 / self.kind.revoked_per_s)))
-        if held < math.inf:
-            since = one.since
-            self._at(now + held, lambda then: self._revoke(device, one, since, then))
-
-    def _revoke(self, device: Device, one: Lent, since: float, now: float) -> None:
-        if one.active and one.since == since:
-            self._take_back(device, one, now)
-            if self.kind.away_s:
-                one.offered = False
-                self._at(now + self.kind.away_s, lambda _: setattr(one, "offered", True))
-
-    def _take_back(self, device: Device, one: Lent, now: float) -> None:
-        one.active = False
-        if device.number in self._place_of:
-            self._withdraw(device)
+    def empty(self, device: Device, now: float) -> None:
+        """Take all turns and prefixes from a device; turns go on elsewhere."""
         device.advance(now)
         lost = device.sleep()
-        self._cached[device.number].clear()
-        self._held[device.number] = 0
+        self._prefixes.clear(device.number)
         for job, made in lost:
             self._turn_lost(device, job, made, now)
-        self._settle(device, now)
-        self._lease(device, one, now)
-        self._dispatch(now)
+        self.settle(device, now)
 
 
 def _first_guess(device: Device) -> Speed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,15 +10,16 @@ import numpy as np
 
 from rose.executor.slo import Slo
 from rose.plan.device import Device
-from rose.plan.fleet import Fleet, Kind
-from rose.plan.scenario import Scenario
+from rose.plan.fleet import Fleet
+from rose.plan.lending import Kind
+from rose.plan.progress import Progress
+from rose.plan.scenario import Scenario, Serving
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.sync import Codec, Sync, sync_seconds
 from rose.plan.system import System
 from rose.plan.workload.serving import make_traffic
 from rose.plan.workload.traffic import Traffic
 
-Progress = Callable[[float], None]
 NOTHING = Slo(0.0, 0.0)
 KNOWN = 5_000
 """Requests from which a serving engine knows how long prompts are."""
@@ -53,6 +53,10 @@ class Outcome:
     """Rollouts' time on borrowed devices."""
     idle_s: float = 0.0
     """Time that serving left on them while they were lent."""
+    longest_s: float = 0.0
+    """Of rollout steps on borrowed devices."""
+    late_expected: float = 0.0
+    """Requests that rollout steps were expected to make late when they were granted."""
     cuts: int = 0
     made: int = 0
     """Tokens that engines made for turns."""
@@ -89,6 +93,11 @@ class Outcome:
         return self.device_s / self.idle_s if self.idle_s else None
 
     @property
+    def sync_share(self) -> float:
+        """Of the steps' time, what sending weights takes."""
+        return sum(s.sync_s for s in self.steps) / sum(s.seconds for s in self.steps)
+
+    @property
     def allocation_overhead(self) -> float:
         """Share of the steps' time that devices were asked for and not there yet."""
         asked = self.lent_s + self.activating_s
@@ -102,8 +111,10 @@ def simulate(scenario: Scenario, system: System, progress: Progress = lambda _: 
     fleet = Fleet(devices, _traffic(scenario, devices, streams[0]), _kind(scenario, system),
                   streams[2])  # fmt: skip
     outcome = Outcome(system.name, slo=scenario.serving.slo)
+    fleet.watch = lambda: progress(min(1.0, (len(outcome.steps) + fleet.progress) / scenario.steps))
     run = _synchronous if scenario.job.staleness is None else _asynchronous
     run(fleet, scenario, system, streams[1], outcome, progress)
+    fleet.pass_time(scenario.rest_s)
     _account(fleet, outcome)
     return outcome
 
@@ -163,10 +174,15 @@ def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[
     return made
 
 
+def known(serving: Serving) -> Traffic:
+    """Requests from which a serving engine knows what comes."""
+    return make_traffic(serving.law, serving.sizes, serving.rate, KNOWN / serving.rate, 0)
+
+
 def _sharing(scenario: Scenario, system: System) -> Sharing:
     serving = scenario.serving
-    seen = make_traffic(serving.law, serving.sizes, serving.rate, KNOWN / serving.rate, 0)
-    drawn = seen.prompt if len(seen) else np.ones(1)
+    seen = known(serving).prompt
+    drawn = seen if len(seen) else np.ones(1)
     percentiles = tuple(int(q) for q in np.percentile(drawn, PERCENTS))
     prompts = Prompts(percentiles, int(np.percentile(drawn, 99)), serving.rate)
     lendable = 1.0 - serving.slo_margin
@@ -184,6 +200,9 @@ def _traffic(
     serving, count = scenario.serving, sum(d.serving is not None for d in devices)
     if not count:
         return [None] * len(devices)
+    if scenario.arrivals is not None:
+        given = iter(scenario.arrivals)
+        return [next(given) if device.serving is not None else None for device in devices]
     seed = int(rng.integers(1 << 31))
     whole = make_traffic(serving.law, serving.sizes, serving.rate * count, scenario.longest_s, seed)
     parts = iter(whole.split(count, rng))
@@ -235,7 +254,7 @@ def _synchronous(
             ended.append(fleet.ended - round_began)
         rollout_s = fleet.now - began
         if system.borrows == "trainers":
-            fleet.release()
+            fleet.lending.release(fleet.now)
         fleet.pass_time(job.train_s + sync.total_s)
         outcome.steps.append(
             StepTime(rollout_s, job.train_s, sync.total_s, fleet.now - began, count, tokens)
@@ -280,14 +299,16 @@ def _account(fleet: Fleet, outcome: Outcome) -> None:
     whole = ~np.isnan(outcome.ttft)
     outcome.ttft, outcome.tpot = outcome.ttft[whole], outcome.tpot[whole]
     for device in fleet.devices:
-        if (one := fleet.lent.get(device.number)) is not None:
+        if (one := fleet.lending.lent.get(device.number)) is not None:
             outcome.lent_s += one.lent_s
             outcome.activating_s += one.activating_s
             outcome.device_s += device.rollout_s
+            outcome.longest_s = max(outcome.longest_s, device.longest_s)
+            outcome.late_expected += device.late_expected
             outcome.idle_s += max(0.0, one.lent_s - one.served_lent_s)
     serve = [d.serving_s for d in fleet.devices if d.serving is not None]
     outcome.busy = float(np.mean(serve)) / fleet.now if serve and fleet.now else 0.0
-    outcome.lent = fleet.timeline
+    outcome.lent = fleet.lending.timeline
     outcome.cuts, outcome.events = fleet.cuts, fleet.events
     outcome.made = sum(device.rolled_tokens for device in fleet.devices)
     outcome.prefix_hits = fleet.hits / fleet.looked if fleet.looked else 0.0

@@ -61,7 +61,8 @@ class Usage:
     wan_bytes: float
     """Of weights, all copies."""
     headroom_gpu_s: float
-    """Device time that serving kept free because of the loan, besides what it keeps anyway."""
+    """Share of memory that serving kept empty because of the loan, times how long. It would have
+    been idle without the loan, as the time that rollouts use, and is priced like it."""
     wall_s: float
     extra_violations: float
     """Serving requests late because of the loan, expected or counted."""
@@ -98,7 +99,7 @@ def opportunistic_parts(usage: Usage, prices: Prices) -> dict[str, float]:
         "dedicated": usage.dedicated_gpu_s * prices.dedicated_per_gpu_h / HOUR,
         "idle": usage.borrowed_used_gpu_s * serving_per_s * prices.idle_marginal_share,
         "transfer": usage.wan_bytes / GB * prices.wan_per_gb,
-        "headroom": usage.headroom_gpu_s * serving_per_s,
+        "headroom": usage.headroom_gpu_s * serving_per_s * prices.idle_marginal_share,
         "scheduler": usage.wall_s / HOUR * prices.scheduler_per_h,
         "slo_penalty": opportunity_cost(share, usage.requests, prices.penalty_per_violation),
     }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import html
-import io
-from typing import Any
 
+from rose.plan import charts
 from rose.plan.planner import Plan
 from rose.plan.systems import SYSTEMS
 
@@ -20,8 +19,6 @@ th:first-child, td:first-child { text-align: left } th { color: #5a636d; font-we
 .unsafe { background: #fbeeee; border-color: #b3382c } .late { color: #b3382c; font-weight: 600 }
 svg { max-width: 100%; height: auto } p.note { color: #5a636d }
 """
-COLOURS = {"rose": "#d9822b", "rose_published": "#8a5a1a", "fixed": "#7a7f87"}
-OTHER = "#2a6fbb"
 KEPT = 0.99
 
 
@@ -35,14 +32,23 @@ def page(plan: Plan) -> str:
         f"<b>{answer.headroom:.0%}</b>: {html.escape(answer.why)}.</p>",
         "<h2>Systems, side by side on the same arrivals</h2>",
         _systems(plan),
-        _bars(plan),
+        charts.throughput(plan),
+        "<h2>How long a step takes</h2>",
+        charts.steps(plan),
+        charts.ended(plan),
         "<h2>Devices lent over time</h2>",
-        _lent(plan),
+        charts.lent(plan),
         "<h2>How many devices</h2>",
         _table(
             ["at most", "throughput vs fixed", "SLO met"],
             [[str(n), f"{o.throughput / plan.fixed.throughput:.2f}", _met(o.attainment)]
              for n, o in plan.borrowed.items()],
+        ),
+        "<h2>How much headroom</h2>",
+        _table(
+            ["of memory", "throughput vs fixed", "SLO met", "turns cut"],
+            [[f"{share:.0%}", f"{o.throughput / plan.fixed.throughput:.2f}", _met(o.attainment),
+              f"{o.cuts:,}"] for share, o in plan.headrooms.items()],
         ),
         "<h2>What if</h2>",
         _table(
@@ -55,7 +61,14 @@ def page(plan: Plan) -> str:
         _table(
             ["", "step, dedicated", "opportunistic", "serving", "correct answer, dedicated",
              "opportunistic", "serving"],
-            [[name, *(f"{row[key]:.3g}" for key in _LINES)] for name, row in plan.money.items()],
+            [[SYSTEMS[name].says, *(f"{row[key]:.3g}" for key in _LINES)]
+             for name, row in plan.money.items()],
+        ),
+        "<p>What a step costs on the opportunistic line:</p>",
+        _table(
+            ["", *next(iter(plan.parts.values()))],
+            [[SYSTEMS[name].says, *(f"{cost:.3g}" for cost in parts.values())]
+             for name, parts in plan.parts.items()],
         ),
         '<p class="note">Prices and what each line contains: docs/plan.md. All numbers here are '
         "simulated.</p>",
@@ -85,14 +98,15 @@ def _systems(plan: Plan) -> str:
             f"{one.p99('ttft') * 1e3:.0f}" if serving else "-",
             f"{one.p99('tpot') * 1e3:.1f}" if serving else "-",
             f"{one.harvest:.2f}" if one.harvest is not None else "-",
+            f"{one.sync_share:.1%}",
             f"{one.allocation_overhead:.1%}",
         ])  # fmt: skip
     quiet = plan.serving_alone
     p99 = (f"{quiet.p99('ttft') * 1e3:.0f}", f"{quiet.p99('tpot') * 1e3:.1f}")
-    rows.append(["serving alone", "-", "-", _met(quiet.attainment), *p99, "-", "-"])
+    rows.append(["serving alone", "-", "-", _met(quiet.attainment), *p99, "-", "-", "-"])
     return _table(
         ["", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT ms", "P99 TPOT ms", "harvest",
-         "allocation"], rows,
+         "weight sync", "allocation"], rows,
     )  # fmt: skip
 
 
@@ -106,44 +120,3 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     top = "".join(f"<th>{cell}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><tr>{top}</tr>{body}</table>"
-
-
-def _bars(plan: Plan) -> str:
-    figure, axes = _figure(len(plan.outcomes) * 0.38 + 0.8)
-    names = list(plan.outcomes)
-    values = [plan.outcomes[n].throughput / plan.fixed.throughput for n in names]
-    colours = [COLOURS.get(name, OTHER) for name in names]
-    bars = axes.barh([SYSTEMS[n].says for n in names], values, color=colours, height=0.65)
-    axes.bar_label(bars, [f" {value:.2f}" for value in values])
-    axes.invert_yaxis()
-    axes.set_xlabel("throughput against the fixed fleet")
-    return _svg(figure)
-
-
-def _lent(plan: Plan) -> str:
-    figure, axes = _figure(2.6)
-    for name, one in plan.outcomes.items():
-        if one.lent:
-            times, counts = zip(*one.lent, strict=True)
-            end = sum(step.seconds for step in one.steps)
-            axes.step([*times, end], [*counts, counts[-1]], where="post", label=SYSTEMS[name].says,
-                      color=COLOURS.get(name))  # fmt: skip
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("devices lent")
-    axes.legend(frameon=False, fontsize=8)
-    return _svg(figure)
-
-
-def _figure(height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.6, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _svg(figure: Any) -> str:
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
-    return drawn.getvalue()[drawn.getvalue().index("<svg") :]

@@ -7,11 +7,12 @@ of devices that comes within `NEARLY` of the best throughput while serving keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rose.plan.job import Outcome, alone, simulate, weights
-from rose.plan.money import Prices, Usage, cost_per_correct, cost_per_step
+from rose.plan.money import Prices, Usage, cost_per_correct, cost_per_step, opportunistic_parts
+from rose.plan.progress import Say, quiet
 from rose.plan.scenario import Scenario
 from rose.plan.sync import Links
 from rose.plan.system import System
@@ -25,7 +26,6 @@ KEPT = 0.99
 """Share of requests that must keep their promise: it is one about a 99th percentile."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 HEADROOMS = (0.1, 0.2, 0.3)
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Plan:
     headrooms: dict[float, Outcome] = field(default_factory=dict)
     sensitivity: dict[str, dict[str, float]] = field(default_factory=dict)
     money: dict[str, dict[str, float]] = field(default_factory=dict)
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of the opportunistic line."""
     answer: Answer | None = None
 
     @property
@@ -61,31 +63,32 @@ def plan(
     accept_rate: float,
     reasoning_multiplier: float = 1.0,
     systems: Sequence[System] = tuple(SYSTEMS.values()),
-    say: Say = lambda _: None,
+    say: Say = quiet,
 ) -> Plan:
     say("serving alone")
     found = Plan(scenario, alone(scenario, scenario.alone_s))
     for system in systems:
-        say(system.says)
-        found.outcomes[system.name] = simulate(scenario, system)
+        found.outcomes[system.name] = simulate(scenario, system, say(system.says))
     for share in SHARES:
         count = max(1, round(share * scenario.lendable))
-        say(f"at most {count} devices borrowed")
-        found.borrowed[count] = simulate(replace(scenario, lendable=count), ROSE)
+        progress = say(f"at most {count} devices borrowed")
+        found.borrowed[count] = simulate(replace(scenario, lendable=count), ROSE, progress)
     for headroom in HEADROOMS:
-        say(f"headroom {headroom:.0%}")
-        serving = replace(scenario.serving, headroom=headroom)
-        found.headrooms[headroom] = simulate(replace(scenario, serving=serving), ROSE)
+        other = replace(scenario, serving=replace(scenario.serving, headroom=headroom))
+        found.headrooms[headroom] = simulate(other, ROSE, say(f"headroom {headroom:.0%}"))
     for name, other in variations(scenario).items():
-        say(name)
         fixed = simulate(other, SYSTEMS["fixed"])
-        found.sensitivity[name] = _compared(simulate(other, ROSE), fixed)
+        found.sensitivity[name] = _compared(simulate(other, ROSE, say(name)), fixed)
     found.answer = _answer(found)
     for name, outcome in found.outcomes.items():
         found.money[name] = _money(
             scenario, SYSTEMS[name], outcome, found.serving_alone, prices, accept_rate,
             reasoning_multiplier,
         )  # fmt: skip
+        whole = usage(
+            scenario, SYSTEMS[name], outcome, found.serving_alone, trainers=scenario.trainers
+        )
+        found.parts[name] = opportunistic_parts(whole, prices)
     return found
 
 
@@ -137,8 +140,8 @@ def _money(
     steps = len(outcome.steps)
     sampled = sum(step.trajectories for step in outcome.steps) / steps
     needed = scenario.job.demand.prompts * scenario.job.demand.samples
-    whole = _usage(scenario, system, outcome, serving_alone, trainers=scenario.trainers)
-    rollouts = _usage(scenario, system, outcome, serving_alone, trainers=0)
+    whole = usage(scenario, system, outcome, serving_alone, trainers=scenario.trainers)
+    rollouts = usage(scenario, system, outcome, serving_alone, trainers=0)
     found = {f"step_{line}": cost for line, cost in cost_per_step(whole, prices).items()}
     for line, cost in cost_per_step(rollouts, prices).items():
         found[f"correct_{line}"] = cost_per_correct(
@@ -147,22 +150,24 @@ def _money(
     return found
 
 
-def _usage(
+def usage(
     scenario: Scenario, system: System, outcome: Outcome, serving_alone: Outcome, *, trainers: int
 ) -> Usage:
-    """Of one step. Serving keeps its headroom whether or not a device is lent, so lending does not
-    pay for it; what lending adds is in `extra_violations`."""
+    """Of one step. A serving device that nobody borrows needs no headroom: whatever is free is
+    serving's at once. While it is lent that share of its memory stays empty for serving's sake, so
+    the loan pays for it. Whole devices, of spot markets or trainers, keep nothing for anybody."""
     steps, tp = len(outcome.steps), scenario.tp
     wall = sum(step.seconds for step in outcome.steps) / steps
     requests = len(outcome.ttft) / steps
     late = max(0.0, (serving_alone.attainment or 1.0) - (outcome.attainment or 1.0))
+    kept = scenario.serving.headroom if system.borrows == "serving" else 0.0
     sent = weights(scenario, system).wan_s * scenario.links.wan_bytes_per_s
     return Usage(
         dedicated_gpu_s=(scenario.dedicated + trainers) * tp * wall,
         borrowed_used_gpu_s=outcome.device_s * tp / steps,
         borrowed_held_gpu_s=outcome.lent_s * tp / steps,
         wan_bytes=sent if system.borrows in ("serving", "idle") else 0.0,
-        headroom_gpu_s=0.0,
+        headroom_gpu_s=kept * outcome.lent_s * tp / steps,
         wall_s=wall,
         extra_violations=late * requests,
         requests=requests,

@@ -9,7 +9,6 @@ prediction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from rose.plan.engine import EngineModel
 from rose.plan.hardware import gpu
 from rose.plan.job import Outcome, alone, simulate
 from rose.plan.memory import free_bytes
+from rose.plan.progress import Say, quiet
 from rose.plan.roofline import Roofline
 from rose.plan.scenario import RlJob, Scenario, Serving
 from rose.plan.shapes import SHAPES, ModelShape
@@ -172,13 +172,13 @@ def _scenario(name: str, bed: _Bed, demand: Demand) -> Scenario:
     return replace(found, job=replace(found.job, train_s=train_s))
 
 
-def compare(one: Preset, say: Callable[[str], None] = lambda _: None) -> list[Row]:
+def compare(one: Preset, say: Say = quiet) -> list[Row]:
     """Every figure of the paper that the simulation has too."""
     scenario, paper = one.scenario, one.paper
     found: dict[str, Outcome] = {}
     for name in ("fixed", "rose_published", "rose", "spot", "serverless"):
-        say(f"{one.name}: {SYSTEMS[name].says}")
-        found[name] = simulate(scenario, SYSTEMS[name])
+        progress = say(f"{one.name}: {SYSTEMS[name].says}")
+        found[name] = simulate(scenario, SYSTEMS[name], progress)
     theirs = found["rose_published"]
     rows = [_row("throughput vs ROLL", paper.throughput,
                  theirs.throughput / found["fixed"].throughput, "throughput")]  # fmt: skip

@@ -11,6 +11,7 @@ from rose.plan.workload.demand import Demand
 from rose.plan.workload.laws import Law
 from rose.plan.workload.rollouts import Rollouts
 from rose.plan.workload.serving import Sizes
+from rose.plan.workload.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,10 @@ class Scenario:
     """Of traffic that is drawn."""
     alone_s: float = 600.0
     """Of serving alone, for comparison."""
+    rest_s: float = 0.0
+    """After the last step, until serving has answered who came."""
+    arrivals: tuple[Traffic, ...] | None = None
+    """Of each device that serves, instead of those that `serving` draws."""
     seed: int = 0
     notes: dict[str, str] = field(default_factory=dict)
     """Where each free number is from, by its name."""

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from rose.executor import admission
 from rose.executor.admission import CHUNK, Question, Terms
 from rose.executor.bounds import Queue, bounds
-from rose.executor.facts import NEVER, ServingFacts
+from rose.executor.facts import ServingFacts
 from rose.executor.latency import Step
 from rose.executor.slo import Slo
 from rose.plan.engine import Engine, EngineModel
@@ -87,6 +87,7 @@ class Sharing:
         self._serving, self._rollout, self._prompts = serving, rollout, prompts
         self._credit_s, self._slowdown, self._paced = credit_s, slowdown, paced
         self._known: dict[tuple[int, ...], Shares] = {}
+        self._queues: dict[Queue, ServingFacts] = {}
 
     def of(
         self, serving: Engine, rollout: Engine, *, due_s: float, allowance: float, patient: bool
@@ -97,6 +98,8 @@ class Sharing:
             return self._halves(serving, rollout)
         running, waiting = len(serving.ending), len(serving.waiting)
         turns = len(rollout.ending)
+        if (running or waiting) and self._surely_shut(waiting, turns, patient):
+            return SHUT
         key = (
             _classed(running),
             _classed(waiting),
@@ -106,12 +109,21 @@ class Sharing:
             _classed(rollout.context),
             min(64, int(64 * max(0.0, due_s) / self.slo.ttft_s)) if waiting else -1,
             int(64 * min(1.0, allowance)),
-            patient,
+            patient or self._paced,
         )
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._ask(*key)
         return found
+
+    def _surely_shut(self, waiting: int, turns: int, patient: bool) -> bool:
+        """While serving is busy: what the rule would say without looking at any time. Most
+        questions are of this kind, and no two of them alike."""
+        if self.terms.preempt_s is not None:
+            return True
+        if self._paced:
+            return waiting > 0
+        return self.terms.rule == "rose" and turns > 0 and not patient
 
     def _halves(self, serving: Engine, rollout: Engine) -> Shares:
         """A fixed half has nobody else's time, and gives none away."""
@@ -146,12 +158,14 @@ class Sharing:
             _representative, (running, waiting, prompts, context, turns, turns_context)
         )
         queue = Queue(n, w, p, c)
-        facts = self._facts(queue, NEVER if due < 0 else due / 64 * self.slo.ttft_s)
+        facts = self._queues.get(queue)
+        if facts is None:
+            facts = self._queues[queue] = self._facts(queue)
+        if due >= 0:
+            facts = replace(facts, prefill_deadline=due / 64 * self.slo.ttft_s)
         worth = self._worth(t, tc)
         if not (n or w):
             return self._answer(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc, 1)
-        if self.terms.preempt_s is not None:
-            return SHUT
         if self._paced:
             return self._pace(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc)
         step_s = self._serving.latency.mean(Step(min(p, self._serving.budget), n, c))
@@ -160,8 +174,8 @@ class Sharing:
             lead = min(self._credit_s, (steps - 1) * ahead)
             asked = self._question(facts, lead, allowance, worth, patient)
             answer = self._answer(asked, queue, t, tc, steps)
-            if answer.tokens or ahead <= 0 or lead >= self._credit_s or not n:
-                return answer
+            if answer.tokens or ahead <= 0 or lead >= self._credit_s or w or not n:
+                return answer  # a lead is of no use beside one who has no token yet, see (4)
         return SHUT
 
     def _question(
@@ -193,7 +207,8 @@ class Sharing:
         risk = window.risk(self._rollout.latency.upper(took))
         if not (queue.decode or queue.starting):
             return Shares(NOBODY, ALONE, tokens, risk)
-        step_s = self._serving.latency.mean(Step(0, queue.decode, queue.context))
+        chunk = min(queue.prefill, self._serving.budget)
+        step_s = self._serving.latency.mean(Step(chunk, queue.decode, queue.context))
         served = max(steps * step_s, length)
         both = (served + length) * self._slowdown
         return Shares(served / both, length / both, tokens, risk)
@@ -222,7 +237,8 @@ class Sharing:
             low, high = (middle, high) if upper(took) <= seconds else (low, middle)
         return max(0, turns + low)
 
-    def _facts(self, queue: Queue, due_s: float) -> ServingFacts:
+    def _facts(self, queue: Queue) -> ServingFacts:
+        """Without deadlines."""
         slo, upper = self.slo, self._serving.latency
         budget, prompts = self._serving.budget, self._prompts
 
@@ -231,19 +247,17 @@ class Sharing:
 
         busy = queue.decode or queue.starting
         next_s, clear_s = bounds(queue, upper, budget, slo.tpot_s) if busy else (0.0, 0.0)
-        next_new, clear_new = both(prompts.worst)
-        news = [both(prompt) for prompt in prompts.percentiles]
         given: dict[str, Any] = {}
-        for percent, (step, clear) in zip(PERCENTS, news, strict=True):
-            given |= {f"next_new_{percent}_s": step, f"clear_new_{percent}_s": clear}
+        if self.terms.rule == "rose":  # no other looks at requests that may come
+            given["next_step_with_new_s"], given["clear_with_new_s"] = both(prompts.worst)
+            for percent, prompt in zip(PERCENTS, prompts.percentiles, strict=True):
+                step, clear = both(prompt)
+                given |= {f"next_new_{percent}_s": step, f"clear_new_{percent}_s": clear}
         return ServingFacts(
             running=queue.decode,
             waiting=queue.starting,
-            prefill_deadline=due_s,
             next_step_s=next_s,
             clear_s=clear_s,
-            next_step_with_new_s=next_new,
-            clear_with_new_s=clear_new,
             base_s=upper.mean(Step(1, queue.decode, queue.context)),
             arrival_rate=prompts.per_s,
             ttft_s=slo.ttft_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from rose.bench.stats import Spread
+from rose.plan.progress import Say
 from rose.plan.validation.compared import THROUGHPUT, Compared, worst
 from rose.plan.validation.e2e import e2e
 from rose.plan.validation.executor import executor
@@ -17,7 +17,6 @@ from rose.plan.validation.executor import executor
 FOUND = Path("bench-out")
 """Where benchmarks write by default."""
 PLAYS = {"executor": executor, "e2e": e2e}
-Say = Callable[[str], None]
 
 
 def validate(

@@ -21,7 +21,7 @@ modes come to is predicted.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,9 @@ from rose.executor.latency import Profile
 from rose.executor.slo import Slo
 from rose.plan.device import Device
 from rose.plan.engine import EngineModel
-from rose.plan.fleet import Fleet, Kind
+from rose.plan.fleet import Fleet
+from rose.plan.lending import Kind
+from rose.plan.progress import Say, quiet, tracked
 from rose.plan.validation.compared import (
     PLAYED,
     THROUGHPUT,
@@ -70,7 +72,6 @@ ACTIVATE_S = 0.1
 """Of a warm engine, as `rose bench executor` measures it."""
 REST_S = 10.0
 CORRECTIONS = 3
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Given:
     """The same of serving's, in seconds."""
 
 
-def e2e(path: Path, say: Say = lambda _: None) -> list[Compared]:
+def e2e(path: Path, say: Say = quiet) -> list[Compared]:
     """Every algorithm and mode of a result of `rose bench e2e`."""
     result = load(path, "e2e")
     return checked(path, lambda: _play(result, say))
@@ -102,14 +103,13 @@ def _play(result: dict[str, Any], say: Say) -> list[Compared]:
         if "static" not in runs:
             raise KeyError(f"the static runs of {algorithm}")
         bench = _Bench(result, Slo(**part["slo"]))
-        say(f"{algorithm}: static")
+        say(f"{algorithm}: what static says")
         given = _given(bench, runs["static"])
         seen: dict[str, list[Seen]] = {}
         for mode, told in runs.items():
-            say(f"{algorithm}: {mode}")
+            plays = tracked(PLAYED, say(f"{algorithm}: {mode}"))
             seen[mode] = [
-                bench.simulate(arena.MODES[mode], told["each"], given, number)
-                for number in range(PLAYED)
+                bench.simulate(arena.MODES[mode], told["each"], given, number) for number in plays
             ]
         found += _compare(algorithm, runs, seen)
     return found
@@ -201,7 +201,7 @@ class _Bench:
             episodes += self._sample(fleet, step)
             self.sampled_s += fleet.now - began
             if mode.cold:
-                fleet.release()
+                fleet.lending.release(fleet.now)
             fleet.pass_time(given.rest_s)
         seconds = fleet.now
         self.served_s += devices[1].serving_s

@@ -32,7 +32,9 @@ from rose.executor.latency import Profile
 from rose.executor.slo import Slo
 from rose.plan.device import Device
 from rose.plan.engine import EngineModel
-from rose.plan.fleet import Fleet, Kind
+from rose.plan.fleet import Fleet
+from rose.plan.lending import Kind
+from rose.plan.progress import Say, quiet, tracked
 from rose.plan.validation.compared import (
     PLAYED,
     THROUGHPUT,
@@ -87,13 +89,13 @@ class Engines(NamedTuple):
     rollout: EngineModel
 
 
-def executor(path: Path, say: Callable[[str], None] = lambda _: None) -> list[Compared]:
+def executor(path: Path, say: Say = quiet) -> list[Compared]:
     """Every scenario and mode of a result of `rose bench executor`."""
     result = load(path, "executor")
     return checked(path, lambda: _play(result, say))
 
 
-def _play(result: dict[str, Any], say: Callable[[str], None]) -> list[Compared]:
+def _play(result: dict[str, Any], say: Say) -> list[Compared]:
     bench = _Bench(result["settings"])
     found: list[Compared] = []
     for name, part in result["modes"].items():
@@ -101,10 +103,8 @@ def _play(result: dict[str, Any], say: Callable[[str], None]) -> list[Compared]:
             continue
 
         def play(mode: str, slower: Slower, name: str = name, part: Any = part) -> list[Seen]:
-            say(f"{name}: {mode}")
-            return [
-                bench.simulate(name, part, MODES[mode], slower, number) for number in range(PLAYED)
-            ]
+            plays = tracked(PLAYED, say(f"{name}: {mode}"))
+            return [bench.simulate(name, part, MODES[mode], slower, number) for number in plays]
 
         slower = _calibrated(part["modes"], play)
         seen = {mode: play(mode, slower) for mode in SHOWN if mode in part["modes"]}

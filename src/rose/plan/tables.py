@@ -1,0 +1,66 @@
+"""What `rose plan stress` and `rose plan speed` show people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from rose.plan.speed import Rung, exponent
+from rose.plan.stress.report import Report
+from rose.plan.stress.trial import Hurt
+from rose.plan.systems.rose import ROSE
+
+GUARANTEE = (
+    "guaranteed, beside at most one request that admission has not seen: first tokens within "
+    "{promise:.0f} ms (the promise less its margin), or at most one granted rollout step later "
+    "than alone; of all requests {share:.1%} late in expectation, if arrivals do not aim"
+)
+
+
+def stress(report: Report) -> list[Any]:
+    table = Table("worst", "requests", "SLO met alone, lent", "late by it", "TTFT +ms",
+                  "if one unseen", "step ms", "TPOT +ms", "held",
+                  title=report.scenario.name, title_justify="left")  # fmt: skip
+    for one in report.ordered:
+        hurt = one.hurt
+        table.add_row(
+            one.pattern.family, str(hurt.requests),
+            f"{_met(hurt.late_alone, hurt)}, {_met(hurt.late_lent, hurt)}", str(hurt.added_late),
+            f"{hurt.ttft_excess_s * 1e3:.1f}",
+            f"{hurt.single_excess_s * 1e3:.1f}" if hurt.single else "-",
+            f"{hurt.step_s * 1e3:.1f}", f"{hurt.tpot_excess_s * 1e3:.2f}", hurt.within,
+        )  # fmt: skip
+    others = Table("the same arrivals", "system", "SLO met", "late by it", "TTFT +ms", "TPOT +ms")
+    for one in report.ordered:
+        family = one.pattern.family
+        for name, hurt in {"rose": one.hurt, **report.others[family]}.items():
+            others.add_row(
+                family if name == "rose" else "", name, _met(hurt.late_lent, hurt),
+                str(hurt.added_late), f"{hurt.ttft_excess_s * 1e3:.1f}",
+                f"{hurt.tpot_excess_s * 1e3:.2f}",
+            )  # fmt: skip
+    serving = report.scenario.serving
+    words = GUARANTEE.format(
+        promise=(1.0 - serving.slo_margin) * serving.slo.ttft_s * 1e3,
+        share=ROSE.terms.error_budget,
+    )
+    return [table, others, words]
+
+
+def _met(late: int, hurt: Hurt) -> str:
+    return f"{1.0 - late / hurt.requests:.1%}"
+
+
+def speed(found: dict[str, list[Rung]]) -> list[Any]:
+    table = Table("more", "devices", "trajectories", "seconds", "events", "µs per event",
+                  "peak MB", "(n log n)^")  # fmt: skip
+    for name, rungs in found.items():
+        for rung in rungs:
+            last = rung is rungs[-1] and len(rungs) > 1
+            table.add_row(
+                name if rung is rungs[0] else "", f"{rung.devices:,}", f"{rung.trajectories:,}",
+                f"{rung.seconds:.1f}", f"{rung.events:,}", f"{rung.us_per_event:.1f}",
+                f"{rung.peak_mb:,.0f}", f"{exponent(rungs, name):.2f}" if last else "",
+            )  # fmt: skip
+    return [table]
