@@ -59,6 +59,12 @@ class Kind(NamedTuple):
     away_s: float = 0.0
     limit_s: float = math.inf
     """A borrowed device is given back after so long (serverless)."""
+    places: float = math.inf
+    """Trajectories at once for every device that takes turns."""
+    in_flight: float = math.inf
+    """Trajectories at once in all."""
+    gpus: int = 1
+    """Of a device."""
 
 
 @dataclass
@@ -124,6 +130,8 @@ class Fleet:
         self._meters = [Meter(_first_guess(d)) for d in devices]
         self.refills = False
         """A trajectory that ends makes room for the next."""
+        self.ends: Callable[[int], None] = lambda _: None
+        """Told of every trajectory that ends."""
         self.hits = self.looked = 0
         self.cuts = 0
         self._plan: Trajectories | None = None
@@ -215,7 +223,7 @@ class Fleet:
     # ---- trajectories
 
     def begin(self, plan: Trajectories, rl_step: int, most: int | None = None) -> None:
-        """Trajectories of new weights, all at once or the first so many; see `more`."""
+        """Trajectories of new weights, all or the first so many; see `more`."""
         self._plan = plan
         count = len(plan)
         self._turn = plan.offset[:-1].tolist()
@@ -232,7 +240,7 @@ class Fleet:
         self._expected = float(np.mean(plan.output))
         self.ended = np.full(count, np.nan)
         self.left = count
-        self.started = 0
+        self.started = self._due = 0
         for device in self.devices:
             device.rl_step = rl_step
         for cached in self._cached:
@@ -241,11 +249,33 @@ class Fleet:
         self.more(count if most is None else most)
 
     def more(self, total: int) -> None:
-        """Begin trajectories until so many have begun."""
-        for trajectory in range(self.started, min(total, len(self.ended))):
-            self._submit(trajectory, self.now)
-        self.started = max(self.started, min(total, len(self.ended)))
+        """Begin trajectories until so many have begun, as places become free."""
+        self.allow(total)
+        self._enter(self.now)
         self._dispatch(self.now)
+
+    def allow(self, total: int) -> None:
+        """So many may begin; they do when the next one ends."""
+        self._due = min(total, len(self.ended))
+
+    def _enter(self, now: float) -> None:
+        """A trajectory keeps its place while its tools run."""
+        at_once = min(self.kind.places * max(1, len(self._ready)), self.kind.in_flight)
+        while self.started < self._due and self.started - self.done < at_once:
+            self._submit(self.started, now)
+            self.started += 1
+
+    @property
+    def done(self) -> int:
+        return len(self.ended) - self.left
+
+    def abandon(self) -> None:
+        """What has not ended is not needed any more."""
+        self._plan, self._waiting, self._work = None, [], 0.0
+        for device in self.devices:
+            device.advance(self.now)
+            device.drop()
+            self._settle(device, self.now)
 
     def _submit(self, trajectory: int, now: float) -> None:
         plan = self._plan
@@ -283,6 +313,8 @@ class Fleet:
             self.ended[trajectory] = now
             self.left -= 1
             self._forget(device, trajectory)
+            self.ends(trajectory)
+            self._enter(now)
             if self.refills:
                 self._at(now, lambda _: self.more(self.started + 1))
             return
@@ -290,8 +322,9 @@ class Fleet:
         self._turn[trajectory] = turn + 1
 
         def answered(then: float) -> None:
-            self._submit(trajectory, then)
-            self._dispatch(then)
+            if self._plan is plan:
+                self._submit(trajectory, then)
+                self._dispatch(then)
 
         self._at(now + self._tool[turn], answered)
 
@@ -387,6 +420,7 @@ class Fleet:
             capacity=device.capacity,
             speed=self._meters[device.number].speed,
             revoked_per_s=self.kind.revoked_per_s if device.number in self.lent else 0.0,
+            gpus=self.kind.gpus,
         )
 
     def release(self) -> None:
@@ -470,6 +504,7 @@ class Fleet:
         self._settle(device, now)
         self._lease(device, one, now)
         self._risk(device, one, now)
+        self._enter(now)
         self._dispatch(now)
 
     def _risk(self, device: Device, one: Lent, now: float) -> None:

@@ -16,6 +16,7 @@ from rose.plan.scenario import Scenario
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.sync import Codec, Sync, sync_seconds
 from rose.plan.system import System
+from rose.plan.workload.demand import Demand, Flags
 from rose.plan.workload.serving import make_traffic
 from rose.plan.workload.traffic import Traffic
 
@@ -24,6 +25,8 @@ NOTHING = Slo(0.0, 0.0)
 KNOWN = 5_000
 """Requests from which a serving engine knows how long prompts are."""
 BISECTIONS = 12
+WARM_STEPS = 2
+"""Of an asynchronous job, until as much is under way as always."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,10 @@ class StepTime:
     sync_s: float
     seconds: float
     trajectories: int
+    """Begun, of use or not."""
     tokens: int
+    trained: int
+    """Trajectories that the step learned from."""
 
 
 @dataclass
@@ -65,8 +71,8 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """Trajectories a second over whole steps."""
-        return sum(s.trajectories for s in self.steps) / sum(s.seconds for s in self.steps)
+        """Trajectories a second that were trained on, over whole steps."""
+        return sum(s.trained for s in self.steps) / sum(s.seconds for s in self.steps)
 
     @property
     def rollout_s(self) -> float:
@@ -98,6 +104,8 @@ class Outcome:
 def simulate(scenario: Scenario, system: System, progress: Progress = lambda _: None) -> Outcome:
     """Same scenario and seed: same arrivals and trajectories for every system."""
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(3)]
+    if scenario.job.staleness is None and system.staleness is not None:
+        scenario = replace(scenario, job=replace(scenario.job, staleness=system.staleness))
     devices = _devices(scenario, system)
     fleet = Fleet(devices, _traffic(scenario, devices, streams[0]), _kind(scenario, system),
                   streams[2])  # fmt: skip
@@ -201,6 +209,9 @@ def _kind(scenario: Scenario, system: System) -> Kind:
         revoked_per_s=system.revoked_per_s,
         away_s=system.away_s,
         limit_s=system.limit_s,
+        places=scenario.job.places if scenario.job.staleness is None else math.inf,
+        in_flight=math.inf if scenario.job.staleness is None else scenario.job.in_flight,
+        gpus=scenario.tp,
     )
 
 
@@ -223,22 +234,26 @@ def _synchronous(
     progress: Progress,
 ) -> None:  # fmt: skip
     job, sync = scenario.job, weights(scenario, system)
+    batch = job.demand.prompts * job.demand.samples
     ended: list[np.ndarray] = []
     for step in range(scenario.steps):
-        began, count, tokens = fleet.now, 0, 0
-        for groups in job.demand.rounds(step, rng):
-            round_began = fleet.now
-            plan = job.law.draw(groups, job.demand.samples, rng)
-            fleet.begin(plan, step)
-            fleet.run(lambda: fleet.left == 0)
-            count, tokens = count + len(plan), tokens + int(plan.output.sum())
-            ended.append(fleet.ended - round_began)
+        began = fleet.now
+        useful = job.demand.useful(step, rng)
+        plan = job.law.draw(len(useful), job.demand.samples, rng)
+        sampling = _Sampling(fleet, job.demand, useful)
+        fleet.begin(plan, step, most=sampling.allowed)
+        fleet.run(lambda: sampling.enough)
+        if fleet.left:
+            fleet.abandon()
         rollout_s = fleet.now - began
+        over = ~np.isnan(fleet.ended)
+        count, tokens = fleet.started, int(plan.output[np.repeat(over, plan.turns)].sum())
+        ended.append(fleet.ended[over] - began)
         if system.borrows == "trainers":
             fleet.release()
         fleet.pass_time(job.train_s + sync.total_s)
         outcome.steps.append(
-            StepTime(rollout_s, job.train_s, sync.total_s, fleet.now - began, count, tokens)
+            StepTime(rollout_s, job.train_s, sync.total_s, fleet.now - began, count, tokens, batch)
         )
         progress((step + 1) / scenario.steps)
     outcome.finished = np.concatenate(ended)
@@ -248,30 +263,62 @@ def _asynchronous(
     fleet: Fleet, scenario: Scenario, system: System, rng: np.random.Generator, outcome: Outcome,
     progress: Progress,
 ) -> None:  # fmt: skip
-    """Trajectories of later steps begin while a step is learned, as many as will not be stale."""
+    """Trajectories of later steps begin while a step is learned, as many as will not be stale.
+
+    Steps are counted when the first `WARM_STEPS` are over: nothing was under way when those began.
+    """
     job, sync = scenario.job, weights(scenario, system)
     assert job.staleness is not None
     batch = job.demand.prompts * job.demand.samples
-    steps = scenario.steps + job.staleness
-    plan = job.law.draw(job.demand.prompts * steps, job.demand.samples, rng)
+    steps = WARM_STEPS + scenario.steps
+    drawn = steps + 1 + job.staleness
+    plan = job.law.draw(job.demand.prompts * drawn, job.demand.samples, rng)
     fleet.begin(plan, 0, most=batch * (1 + job.staleness))
     last = 0.0
-    for step in range(scenario.steps):
-        needed = batch * (step + 1)
-        fleet.run(partial(_ended, fleet, needed))
+    for step in range(steps):
+        fleet.run(partial(_ended, fleet, batch * (step + 1)))
         waited = fleet.now - last
         fleet.pass_time(job.train_s + sync.pause_s)
         fleet.more(batch * (step + 2 + job.staleness))
-        tokens = int(plan.output.sum()) // steps
-        outcome.steps.append(
-            StepTime(waited, job.train_s, sync.pause_s, fleet.now - last, batch, tokens)
-        )
+        tokens = int(plan.output.sum()) // drawn
+        if step >= WARM_STEPS:
+            outcome.steps.append(
+                StepTime(waited, job.train_s, sync.pause_s, fleet.now - last, batch, tokens, batch)
+            )
         last = fleet.now
-        progress((step + 1) / scenario.steps)
+        progress((step + 1) / steps)
 
 
 def _ended(fleet: Fleet, needed: int) -> bool:
-    return len(fleet.ended) - fleet.left >= needed
+    return fleet.done >= needed
+
+
+class _Sampling:
+    """A step's groups as they end: which were of use, and how many may begin."""
+
+    def __init__(self, fleet: Fleet, demand: Demand, useful: Flags) -> None:
+        self._fleet, self._demand, self._useful = fleet, demand, useful
+        self._left = [demand.samples] * len(useful)
+        self._found = self._ended = 0
+        fleet.ends = self._one_more
+
+    @property
+    def allowed(self) -> int:
+        """Trajectories."""
+        groups = self._demand.allowed(self._found, self._ended - self._found)
+        return groups * self._demand.samples
+
+    @property
+    def enough(self) -> bool:
+        return self._found >= self._demand.prompts or self._ended == len(self._useful)
+
+    def _one_more(self, trajectory: int) -> None:
+        group = trajectory // self._demand.samples
+        self._left[group] -= 1
+        if not self._left[group]:
+            self._ended += 1
+            self._found += int(self._useful[group])
+            self._fleet.allow(self.allowed)
 
 
 def _account(fleet: Fleet, outcome: Outcome) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from rose.executor.slo import Slo
@@ -39,6 +40,10 @@ class RlJob:
     staleness: int | None = None
     """None: each step waits for all its trajectories. Otherwise versions that a trajectory may be
     behind when it is trained on, and nobody waits."""
+    places: float = math.inf
+    """Trajectories at once for every device, while each step waits for all of its own."""
+    in_flight: float = math.inf
+    """Trajectories at once in all, while nobody waits."""
     parameters: int = 0
     density: float = 0.01
     """Share of weights that a step changes."""

@@ -35,5 +35,7 @@ class System:
     revoked_per_s: float = 0.0
     away_s: float = 0.0
     limit_s: float = math.inf
+    staleness: int | None = None
+    """As of a job: this system's trainer does not wait, whatever the job's does."""
     sparse: bool = False
     """Weights reach borrowed devices as what changed, through a relay, while the step goes on."""

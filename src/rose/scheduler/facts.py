@@ -59,6 +59,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     revoked_per_s: float = 0.0
     """How often turns are cut there, lately."""
     version: str = ""
+    gpus: int = 1
+    """That it takes."""
 
     @property
     def slots(self) -> int:

@@ -1,4 +1,4 @@
-"""The job's own devices and no others: ROLL when it waits for every trajectory, AReaL when not."""
+"""The job's own devices and no others, as ROLL uses them."""
 
 from rose.plan.system import System
 
