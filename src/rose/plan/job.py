@@ -148,8 +148,9 @@ def at_load(scenario: Scenario, load: float, seconds: float = 600.0) -> Scenario
 def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[Device]:
     """The job's own first, then those that it may borrow."""
     job, promised = scenario.job, scenario.serving
+    own = scenario.kv_bytes if scenario.own_kv_bytes is None else scenario.own_kv_bytes
     made = [
-        Device(i, serving=None, rollout=job.engine, kv_total=scenario.kv_bytes)
+        Device(i, serving=None, rollout=job.engine, kv_total=own)
         for i in range(scenario.dedicated)
     ]
     shared = system.borrows == "serving" or serving
@@ -161,7 +162,7 @@ def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[
             len(made),
             serving=promised.engine if shared else None,
             rollout=job.engine,
-            kv_total=scenario.kv_bytes,
+            kv_total=scenario.kv_bytes if shared else own,
             sharing=sharing,
             headroom=promised.headroom,
             policy=system.memory,

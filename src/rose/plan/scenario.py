@@ -60,12 +60,14 @@ class Scenario:
     tp: int
     """GPUs of a device."""
     kv_bytes: int
-    """Of one device, beside the weights."""
+    """Of one device that serves and makes rollouts, beside both models' weights."""
     serving: Serving
     job: RlJob
     links: Links
     slowdown: float = 1.0
     """Of two engines that take turns on a device, against one alone."""
+    own_kv_bytes: int | None = None
+    """Of one that only makes rollouts; None: the same."""
     steps: int = 3
     longest_s: float = 20_000.0
     """Of traffic that is drawn."""
