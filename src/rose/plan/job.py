@@ -210,7 +210,7 @@ def _kind(scenario: Scenario, system: System) -> Kind:
         revoked_per_s=system.revoked_per_s,
         away_s=system.away_s,
         limit_s=system.limit_s,
-        places=scenario.job.places if scenario.job.staleness is None else math.inf,
+        places=scenario.job.places,
         in_flight=math.inf if scenario.job.staleness is None else scenario.job.in_flight,
         gpus=scenario.tp,
     )
