@@ -23,6 +23,7 @@ import numpy as np
 from rose.executor.latency import Step
 from rose.plan.device import Device
 from rose.plan.engine import Engine, Job
+from rose.plan.places import Places
 from rose.plan.workload.rollouts import Trajectories
 from rose.plan.workload.traffic import Traffic
 from rose.scheduler import lease, order, placement, provisioner
@@ -63,6 +64,8 @@ class Kind(NamedTuple):
     """Trajectories at once for every device that takes turns."""
     in_flight: float = math.inf
     """Trajectories at once in all."""
+    dealt: bool = False
+    """Trajectories wait for the places they were dealt to (`places`)."""
     gpus: int = 1
     """Of a device."""
 
@@ -134,6 +137,7 @@ class Fleet:
         """Told of every trajectory that ends."""
         self.hits = self.looked = 0
         self.cuts = 0
+        self._places = Places(kind.places, kind.in_flight, kind.dealt)
         self._plan: Trajectories | None = None
         for device in devices:
             self._expect_request(device)
@@ -241,6 +245,7 @@ class Fleet:
         self.ended = np.full(count, np.nan)
         self.left = count
         self.started = self._due = 0
+        self._places.clear(int(np.count_nonzero(plan.group == plan.group[0])))
         for device in self.devices:
             device.rl_step = rl_step
         for cached in self._cached:
@@ -256,13 +261,14 @@ class Fleet:
 
     def allow(self, total: int) -> None:
         """So many may begin; they do when the next one ends."""
-        self._due = min(total, len(self.ended))
+        total = min(total, len(self.ended))
+        if total > self._due:
+            self._places.wait(range(self._due, total))
+            self._due = total
 
     def _enter(self, now: float) -> None:
-        """A trajectory keeps its place while its tools run."""
-        at_once = min(self.kind.places * max(1, len(self._ready)), self.kind.in_flight)
-        while self.started < self._due and self.started - self.done < at_once:
-            self._submit(self.started, now)
+        for trajectory in self._places.enter(len(self._ready)):
+            self._submit(trajectory, now)
             self.started += 1
 
     @property
@@ -272,6 +278,7 @@ class Fleet:
     def abandon(self) -> None:
         """What has not ended is not needed any more."""
         self._plan, self._waiting, self._work = None, [], 0.0
+        self._places.clear(1)
         for device in self.devices:
             device.advance(self.now)
             device.drop()
@@ -311,6 +318,7 @@ class Fleet:
         self._made[trajectory] = 0
         if turn + 1 == self._last[trajectory]:
             self.ended[trajectory] = now
+            self._places.leave(trajectory)
             self.left -= 1
             self._forget(device, trajectory)
             self.ends(trajectory)
@@ -535,6 +543,7 @@ class Fleet:
             self._turn_lost(device, job, made, now)
         self._settle(device, now)
         self._lease(device, one, now)
+        self._enter(now)
         self._dispatch(now)
 
 

@@ -212,6 +212,7 @@ def _kind(scenario: Scenario, system: System) -> Kind:
         limit_s=system.limit_s,
         places=scenario.job.places,
         in_flight=math.inf if scenario.job.staleness is None else scenario.job.in_flight,
+        dealt=system.dealt and scenario.job.staleness is None,
         gpus=scenario.tp,
     )
 

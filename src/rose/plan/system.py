@@ -30,6 +30,8 @@ class System:
     memory: str = "aimd"
     placement: str = "cost"
     order: str = "longest_first"
+    dealt: bool = False
+    """Trajectories wait for places of the queue they were dealt to, as in ROLL (`places`)."""
     activate_s: float = 0.0
     keep_s: float = KEEP_S
     revoked_per_s: float = 0.0
