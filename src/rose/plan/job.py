@@ -201,6 +201,7 @@ def _traffic(
 
 def _kind(scenario: Scenario, system: System) -> Kind:
     most = {"nothing": 0, "trainers": scenario.trainers}.get(system.borrows, scenario.lendable)
+    most = round(most * system.available)
     return Kind(
         placement=system.placement,
         order=system.order,

@@ -32,6 +32,8 @@ class System:
     order: str = "longest_first"
     dealt: bool = False
     """Trajectories wait for places of the queue they were dealt to, as in ROLL (`places`)."""
+    available: float = 1.0
+    """Share of the devices that may be borrowed that there are at any time."""
     activate_s: float = 0.0
     keep_s: float = KEEP_S
     revoked_per_s: float = 0.0
