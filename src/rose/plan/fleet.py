@@ -42,6 +42,8 @@ TICK_S = 1.0
 LOOK_FURTHER = 8
 DRAWN = 4096
 """Random numbers at once."""
+UNMEASURED = Speed(turn_s=0.0)
+"""Schedulers that do not measure give an engine as many turns as vLLM runs at once."""
 MOST_GAPS = 16
 """Gaps between tokens that a turn tells its engine's meter: a live one tells more, and fades."""
 
@@ -130,6 +132,7 @@ class Fleet:
         """Tokens that turns at hand and those that will likely follow them still make."""
         self._cached: list[OrderedDict[int, int]] = [OrderedDict() for _ in devices]
         self._held = [0] * len(devices)
+        self._measures = kind.placement == "cost"
         self._meters = [Meter(_first_guess(d)) for d in devices]
         self.refills = False
         """A trajectory that ends makes room for the next."""
@@ -246,12 +249,16 @@ class Fleet:
         self.left = count
         self.started = self._due = 0
         self._places.clear(int(np.count_nonzero(plan.group == plan.group[0])))
-        for device in self.devices:
-            device.rl_step = rl_step
+        self.learned(rl_step)
         for cached in self._cached:
             cached.clear()
         self._held = [0] * len(self.devices)
         self.more(count if most is None else most)
+
+    def learned(self, rl_step: int) -> None:
+        """A step begins: memory that was frozen for the last one thaws."""
+        for device in self.devices:
+            device.rl_step = rl_step
 
     def more(self, total: int) -> None:
         """Begin trajectories until so many have begun, as places become free."""
@@ -389,6 +396,7 @@ class Fleet:
         self.hits += had
         self.looked += context
         self._before[trajectory] = device.number
+        self._forget(device, trajectory)  # in use from now on, and counted with what runs
         self._began[trajectory] = now
         device.advance(now)
         device.take(Job(trajectory, context - had, context, self._new[turn] - made))
@@ -426,7 +434,7 @@ class Fleet:
             prefill_left=rollout.prompts,
             context=rollout.context + rollout.prompts,
             capacity=device.capacity,
-            speed=self._meters[device.number].speed,
+            speed=self._meters[device.number].speed if self._measures else UNMEASURED,
             revoked_per_s=self.kind.revoked_per_s if device.number in self.lent else 0.0,
             gpus=self.kind.gpus,
         )

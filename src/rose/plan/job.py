@@ -282,6 +282,7 @@ def _asynchronous(
         fleet.run(partial(_ended, fleet, batch * (step + 1)))
         waited = fleet.now - last
         fleet.pass_time(job.train_s + sync.pause_s)
+        fleet.learned(step + 1)
         fleet.more(batch * (step + 2 + job.staleness))
         tokens = int(plan.output.sum()) // drawn
         if step >= WARM_STEPS:
