@@ -162,6 +162,10 @@ class Device:
     def sleep(self) -> list[tuple[Job, int]]:
         """Serving has its device back: all turns with what they have made."""
         self.active = False
+        return self.drop()
+
+    def drop(self) -> list[tuple[Job, int]]:
+        """All turns leave, with what they have made."""
         self.rollout.cut()
         self.rollout.steps, self.rollout.work = 0, 0.0
         everyone = {job.id for _, _, job in self.rollout.ending}

@@ -23,6 +23,7 @@ from rose.executor.latency import Step
 from rose.plan.device import Device
 from rose.plan.engine import Engine, Job
 from rose.plan.lending import Kind, Lending
+from rose.plan.places import Places
 from rose.plan.prefixes import Prefixes
 from rose.plan.workload.rollouts import Trajectories
 from rose.plan.workload.traffic import Traffic
@@ -41,6 +42,8 @@ DRAWN = 4096
 """Random numbers at once."""
 TOLD = 1 << 14
 """Events between two words on how far it is: some tenths of a second."""
+UNMEASURED = Speed(turn_s=0.0)
+"""Schedulers that do not measure give an engine as many turns as vLLM runs at once."""
 MOST_GAPS = 16
 """Gaps between tokens that a turn tells its engine's meter: a live one tells more, and fades."""
 
@@ -83,13 +86,17 @@ class Fleet:
         self.work = 0.0
         """Tokens that turns at hand and those that will likely follow them still make."""
         self._prefixes = Prefixes(len(devices))
+        self._measures = kind.placement == "cost"
         self._meters = [Meter(_first_guess(d)) for d in devices]
         self._told: list[tuple[int, EngineFacts] | None] = [None] * len(devices)
         """Facts of a device, and its epoch then: they hold until something happens there."""
         self.refills = False
         """A trajectory that ends makes room for the next."""
+        self.ends: Callable[[int], None] = lambda _: None
+        """Told of every trajectory that ends."""
         self.hits = self.looked = 0
         self.cuts = 0
+        self._places = Places(kind.places, kind.in_flight, kind.dealt)
         self._plan: Trajectories | None = None
         for device in devices:
             self._expect_request(device)
@@ -180,7 +187,7 @@ class Fleet:
     # ---- trajectories
 
     def begin(self, plan: Trajectories, rl_step: int, most: int | None = None) -> None:
-        """Trajectories of new weights, all at once or the first so many; see `more`."""
+        """Trajectories of new weights, all or the first so many; see `more`."""
         self._plan = plan
         count = len(plan)
         self._turn = plan.offset[:-1].tolist()
@@ -197,11 +204,17 @@ class Fleet:
         self._expected = float(np.mean(plan.output))
         self.ended = np.full(count, np.nan)
         self.left = count
-        self.started = 0
+        self.started = self._due = 0
+        self._places.clear(int(np.count_nonzero(plan.group == plan.group[0])))
+        self.learned(rl_step)
         for device in self.devices:
-            device.rl_step = rl_step
             self._prefixes.clear(device.number)
         self.more(count if most is None else most)
+
+    def learned(self, rl_step: int) -> None:
+        """A step begins: memory that was frozen for the last one thaws."""
+        for device in self.devices:
+            device.rl_step = rl_step
 
     @property
     def progress(self) -> float:
@@ -209,11 +222,35 @@ class Fleet:
         return 1.0 - self.left / len(self.ended)
 
     def more(self, total: int) -> None:
-        """Begin trajectories until so many have begun."""
-        for trajectory in range(self.started, min(total, len(self.ended))):
-            self._submit(trajectory, self.now)
-        self.started = max(self.started, min(total, len(self.ended)))
+        """Begin trajectories until so many have begun, as places become free."""
+        self.allow(total)
+        self.enter(self.now)
         self.dispatch(self.now)
+
+    def allow(self, total: int) -> None:
+        """So many may begin; they do when the next one ends."""
+        total = min(total, len(self.ended))
+        if total > self._due:
+            self._places.wait(range(self._due, total))
+            self._due = total
+
+    def enter(self, now: float) -> None:
+        for trajectory in self._places.enter(len(self._ready)):
+            self._submit(trajectory, now)
+            self.started += 1
+
+    @property
+    def done(self) -> int:
+        return len(self.ended) - self.left
+
+    def abandon(self) -> None:
+        """What has not ended is not needed any more."""
+        self._plan, self._waiting, self.work = None, [], 0.0
+        self._places.clear(1)
+        for device in self.devices:
+            device.advance(self.now)
+            device.drop()
+            self.settle(device, self.now)
 
     def _submit(self, trajectory: int, now: float) -> None:
         plan = self._plan
@@ -250,31 +287,35 @@ class Fleet:
         self._made[trajectory] = 0
         ends = turn + 1 == self._last[trajectory]
         if self.kind.host_s:
-            following = None if ends else trajectory
+            following = None if ends else partial(self._answered, plan, trajectory)
             self.at(now, partial(self._host, following, self._tool[turn]))
         if ends:
             self.ended[trajectory] = now
+            self._places.leave(trajectory)
             self.left -= 1
             self._prefixes.forget(device.number, trajectory)
+            self.ends(trajectory)
+            self.enter(now)
             if self.refills:
                 self.at(now, lambda _: self.more(self.started + 1))
             return
         self._length[trajectory] += self._seen[turn]
         self._turn[trajectory] = turn + 1
         if not self.kind.host_s:
-            self.at(now + self._tool[turn], partial(self._answered, trajectory))
+            self.at(now + self._tool[turn], partial(self._answered, plan, trajectory))
 
-    def _answered(self, trajectory: int, now: float) -> None:
-        self._submit(trajectory, now)
-        self.dispatch(now)
+    def _answered(self, plan: Trajectories, trajectory: int, now: float) -> None:
+        if self._plan is plan:  # else nobody waits for it any more
+            self._submit(trajectory, now)
+            self.dispatch(now)
 
-    def _host(self, trajectory: int | None, tool_s: float, now: float) -> None:
-        """A turn has ended: its host work goes where it is missed least, and the next one of the
-        trajectory, if there is one, waits for it."""
+    def _host(self, following: Callable[[float], None] | None, tool_s: float, now: float) -> None:
+        """A turn has ended: its host work goes where it is missed least, and what follows in the
+        trajectory, if anything, waits for it."""
         device = min(self.devices, key=lambda d: (d.runnable + (d.host > 0), d.hosted_s))
         done = now + self.burden(device, self.kind.host_s)
-        if trajectory is not None:
-            self.at(done + tool_s, partial(self._answered, trajectory))
+        if following is not None:
+            self.at(done + tool_s, following)
 
     def burden(self, device: Device, seconds: float) -> float:
         """Work of the host on a device's core; how long until it is done."""
@@ -337,6 +378,9 @@ class Fleet:
         self.hits += had
         self.looked += context
         self._before[trajectory] = device.number
+        self._prefixes.forget(
+            device.number, trajectory
+        )  # in use from now on, and counted with what runs
         self._began[trajectory] = now
         device.advance(now)
         device.take(Job(trajectory, context - had, context, self._new[turn] - made))
@@ -383,9 +427,10 @@ class Fleet:
             prefill_left=rollout.prompts,
             context=rollout.context + rollout.prompts,
             capacity=device.capacity,
-            speed=self._meters[number].speed,
+            speed=self._meters[number].speed if self._measures else UNMEASURED,
             revoked_per_s=self.kind.revoked_per_s if borrowed else 0.0,
             places=rollout.model.sequences,
+            gpus=self.kind.gpus,
         )
         self._told[number] = device.epoch, facts
         return facts

@@ -17,6 +17,7 @@ from rose.plan.scenario import Scenario, Serving
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.sync import Codec, Sync, sync_seconds
 from rose.plan.system import System
+from rose.plan.workload.demand import Demand, Flags
 from rose.plan.workload.serving import make_traffic
 from rose.plan.workload.traffic import Traffic
 
@@ -24,6 +25,8 @@ NOTHING = Slo(0.0, 0.0)
 KNOWN = 5_000
 """Requests from which a serving engine knows how long prompts are."""
 BISECTIONS = 12
+WARM_STEPS = 2
+"""Of an asynchronous job, until as much is under way as always."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,10 @@ class StepTime:
     sync_s: float
     seconds: float
     trajectories: int
+    """Begun, of use or not."""
     tokens: int
+    trained: int
+    """Trajectories that the step learned from."""
 
 
 @dataclass
@@ -69,8 +75,8 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """Trajectories a second over whole steps."""
-        return sum(s.trajectories for s in self.steps) / sum(s.seconds for s in self.steps)
+        """Trajectories a second that were trained on, over whole steps."""
+        return sum(s.trained for s in self.steps) / sum(s.seconds for s in self.steps)
 
     @property
     def rollout_s(self) -> float:
@@ -107,6 +113,8 @@ class Outcome:
 def simulate(scenario: Scenario, system: System, progress: Progress = lambda _: None) -> Outcome:
     """Same scenario and seed: same arrivals and trajectories for every system."""
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(scenario.seed).spawn(3)]
+    if scenario.job.staleness is None and system.staleness is not None:
+        scenario = replace(scenario, job=replace(scenario.job, staleness=system.staleness))
     devices = _devices(scenario, system)
     fleet = Fleet(devices, _traffic(scenario, devices, streams[0]), _kind(scenario, system),
                   streams[2])  # fmt: skip
@@ -151,9 +159,9 @@ def at_load(scenario: Scenario, load: float, seconds: float = 600.0) -> Scenario
 def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[Device]:
     """The job's own first, then those that it may borrow."""
     job, promised = scenario.job, scenario.serving
+    own = scenario.kv_bytes if scenario.own_kv_bytes is None else scenario.own_kv_bytes
     made = [
-        Device(i, serving=None, rollout=job.engine, kv_total=scenario.kv_bytes)
-        for i in range(scenario.dedicated)
+        Device(i, serving=None, rollout=job.engine, kv_total=own) for i in range(scenario.dedicated)
     ]
     shared = system.borrows == "serving" or serving
     extra = {"nothing": 0, "serving": scenario.lendable, "idle": scenario.lendable,
@@ -164,7 +172,7 @@ def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[
             len(made),
             serving=promised.engine if shared else None,
             rollout=job.engine,
-            kv_total=scenario.kv_bytes,
+            kv_total=scenario.kv_bytes if shared else own,
             sharing=sharing,
             headroom=promised.headroom,
             policy=system.memory,
@@ -211,6 +219,7 @@ def _traffic(
 
 def _kind(scenario: Scenario, system: System) -> Kind:
     most = {"nothing": 0, "trainers": scenario.trainers}.get(system.borrows, scenario.lendable)
+    most = round(most * system.available)
     return Kind(
         placement=system.placement,
         order=system.order,
@@ -220,6 +229,10 @@ def _kind(scenario: Scenario, system: System) -> Kind:
         revoked_per_s=system.revoked_per_s,
         away_s=system.away_s,
         limit_s=system.limit_s,
+        places=scenario.job.places,
+        in_flight=math.inf if scenario.job.staleness is None else scenario.job.in_flight,
+        dealt=system.dealt and scenario.job.staleness is None,
+        gpus=scenario.tp,
     )
 
 
@@ -242,22 +255,26 @@ def _synchronous(
     progress: Progress,
 ) -> None:  # fmt: skip
     job, sync = scenario.job, weights(scenario, system)
+    batch = job.demand.prompts * job.demand.samples
     ended: list[np.ndarray] = []
     for step in range(scenario.steps):
-        began, count, tokens = fleet.now, 0, 0
-        for groups in job.demand.rounds(step, rng):
-            round_began = fleet.now
-            plan = job.law.draw(groups, job.demand.samples, rng)
-            fleet.begin(plan, step)
-            fleet.run(lambda: fleet.left == 0)
-            count, tokens = count + len(plan), tokens + int(plan.output.sum())
-            ended.append(fleet.ended - round_began)
+        began = fleet.now
+        useful = job.demand.useful(step, rng)
+        plan = job.law.draw(len(useful), job.demand.samples, rng)
+        sampling = _Sampling(fleet, job.demand, useful)
+        fleet.begin(plan, step, most=sampling.allowed)
+        fleet.run(lambda: sampling.enough)
+        if fleet.left:
+            fleet.abandon()
         rollout_s = fleet.now - began
+        over = ~np.isnan(fleet.ended)
+        count, tokens = fleet.started, int(plan.output[np.repeat(over, plan.turns)].sum())
+        ended.append(fleet.ended[over] - began)
         if system.borrows == "trainers":
             fleet.lending.release(fleet.now)
         fleet.pass_time(job.train_s + sync.total_s)
         outcome.steps.append(
-            StepTime(rollout_s, job.train_s, sync.total_s, fleet.now - began, count, tokens)
+            StepTime(rollout_s, job.train_s, sync.total_s, fleet.now - began, count, tokens, batch)
         )
         progress((step + 1) / scenario.steps)
     outcome.finished = np.concatenate(ended)
@@ -267,30 +284,63 @@ def _asynchronous(
     fleet: Fleet, scenario: Scenario, system: System, rng: np.random.Generator, outcome: Outcome,
     progress: Progress,
 ) -> None:  # fmt: skip
-    """Trajectories of later steps begin while a step is learned, as many as will not be stale."""
+    """Trajectories of later steps begin while a step is learned, as many as will not be stale.
+
+    Steps are counted when the first `WARM_STEPS` are over: nothing was under way when those began.
+    """
     job, sync = scenario.job, weights(scenario, system)
     assert job.staleness is not None
     batch = job.demand.prompts * job.demand.samples
-    steps = scenario.steps + job.staleness
-    plan = job.law.draw(job.demand.prompts * steps, job.demand.samples, rng)
+    steps = WARM_STEPS + scenario.steps
+    drawn = steps + 1 + job.staleness
+    plan = job.law.draw(job.demand.prompts * drawn, job.demand.samples, rng)
     fleet.begin(plan, 0, most=batch * (1 + job.staleness))
     last = 0.0
-    for step in range(scenario.steps):
-        needed = batch * (step + 1)
-        fleet.run(partial(_ended, fleet, needed))
+    for step in range(steps):
+        fleet.run(partial(_ended, fleet, batch * (step + 1)))
         waited = fleet.now - last
         fleet.pass_time(job.train_s + sync.pause_s)
+        fleet.learned(step + 1)
         fleet.more(batch * (step + 2 + job.staleness))
-        tokens = int(plan.output.sum()) // steps
-        outcome.steps.append(
-            StepTime(waited, job.train_s, sync.pause_s, fleet.now - last, batch, tokens)
-        )
+        tokens = int(plan.output.sum()) // drawn
+        if step >= WARM_STEPS:
+            outcome.steps.append(
+                StepTime(waited, job.train_s, sync.pause_s, fleet.now - last, batch, tokens, batch)
+            )
         last = fleet.now
-        progress((step + 1) / scenario.steps)
+        progress((step + 1) / steps)
 
 
 def _ended(fleet: Fleet, needed: int) -> bool:
-    return len(fleet.ended) - fleet.left >= needed
+    return fleet.done >= needed
+
+
+class _Sampling:
+    """A step's groups as they end: which were of use, and how many may begin."""
+
+    def __init__(self, fleet: Fleet, demand: Demand, useful: Flags) -> None:
+        self._fleet, self._demand, self._useful = fleet, demand, useful
+        self._left = [demand.samples] * len(useful)
+        self._found = self._ended = 0
+        fleet.ends = self._one_more
+
+    @property
+    def allowed(self) -> int:
+        """Trajectories."""
+        groups = self._demand.allowed(self._found, self._ended - self._found)
+        return groups * self._demand.samples
+
+    @property
+    def enough(self) -> bool:
+        return self._found >= self._demand.prompts or self._ended == len(self._useful)
+
+    def _one_more(self, trajectory: int) -> None:
+        group = trajectory // self._demand.samples
+        self._left[group] -= 1
+        if not self._left[group]:
+            self._ended += 1
+            self._found += int(self._useful[group])
+            self._fleet.allow(self.allowed)
 
 
 def _account(fleet: Fleet, outcome: Outcome) -> None:

@@ -40,6 +40,14 @@ class Kind(NamedTuple):
     away_s: float = 0.0
     limit_s: float = math.inf
     """A borrowed device is given back after so long (serverless)."""
+    places: float = math.inf
+    """Trajectories at once for every device that takes turns."""
+    in_flight: float = math.inf
+    """Trajectories at once in all."""
+    dealt: bool = False
+    """Trajectories wait for the places they were dealt to (`places`)."""
+    gpus: int = 1
+    """Of a device."""
     host_s: float = 0.0
     """Of devices' time that a turn takes beside its engine: HTTP, agents, where the host has no
     cores of its own."""
@@ -139,6 +147,7 @@ class Lending:
         self._fleet.settle(device, now)
         self._lease(device, one, now)
         self._risk(device, one, now)
+        self._fleet.enter(now)
         self._fleet.dispatch(now)
 
     def _risk(self, device: Device, one: Lent, now: float) -> None:
@@ -162,4 +171,5 @@ class Lending:
         self._fleet.withdraw(device)
         self._fleet.empty(device, now)
         self._lease(device, one, now)
+        self._fleet.enter(now)
         self._fleet.dispatch(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from rose.executor.slo import Slo
@@ -40,6 +41,10 @@ class RlJob:
     staleness: int | None = None
     """None: each step waits for all its trajectories. Otherwise versions that a trajectory may be
     behind when it is trained on, and nobody waits."""
+    places: float = math.inf
+    """Trajectories at once for every device, while each step waits for all of its own."""
+    in_flight: float = math.inf
+    """Trajectories at once in all, while nobody waits."""
     parameters: int = 0
     density: float = 0.01
     """Share of weights that a step changes."""
@@ -56,12 +61,14 @@ class Scenario:
     tp: int
     """GPUs of a device."""
     kv_bytes: int
-    """Of one device, beside the weights."""
+    """Of one device that serves and makes rollouts, beside both models' weights."""
     serving: Serving
     job: RlJob
     links: Links
     slowdown: float = 1.0
     """Of two engines that take turns on a device, against one alone."""
+    own_kv_bytes: int | None = None
+    """Of one that only makes rollouts; None: the same."""
     steps: int = 3
     longest_s: float = 20_000.0
     """Of traffic that is drawn."""

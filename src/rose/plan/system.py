@@ -30,10 +30,16 @@ class System:
     memory: str = "aimd"
     placement: str = "cost"
     order: str = "longest_first"
+    dealt: bool = False
+    """Trajectories wait for places of the queue they were dealt to, as in ROLL (`places`)."""
+    available: float = 1.0
+    """Share of the devices that may be borrowed that there are at any time."""
     activate_s: float = 0.0
     keep_s: float = KEEP_S
     revoked_per_s: float = 0.0
     away_s: float = 0.0
     limit_s: float = math.inf
+    staleness: int | None = None
+    """As of a job: this system's trainer does not wait, whatever the job's does."""
     sparse: bool = False
     """Weights reach borrowed devices as what changed, through a relay, while the step goes on."""

@@ -64,6 +64,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     version: str = ""
     places: int = PLACES
     """Turns that it runs at once."""
+    gpus: int = 1
+    """That it takes."""
 
     @property
     def slots(self) -> int:

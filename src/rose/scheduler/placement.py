@@ -40,7 +40,7 @@ PRICE = 0.5
 MOST_FURTHER = 8
 """Turns that a decision looks ahead: engines will not stay as they are for longer."""
 PAPER_CAP = 16
-"""Trajectories per device in the paper."""
+"""Trajectories per GPU in the paper."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _sticky(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None
 
 
 def _paper(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    roomy = [e for e in _roomy(turn, engines) if e.running < PAPER_CAP]
+    roomy = [e for e in _roomy(turn, engines) if e.running < PAPER_CAP * e.gpus]
     before = next((e for e in roomy if e.id == turn.before), None)
     borrowed = _least_loaded(turn, [e for e in roomy if e.borrowed])
     return before or borrowed or _least_loaded(turn, roomy)

@@ -1,22 +1,31 @@
-"""How many groups a training step samples, round by round.
+"""How many groups a training step samples, and when each may begin.
 
 GRPO trains on every group, so each step asks for the same. DAPO's dynamic sampling throws away
-groups whose samples all got the same reward and samples on until enough are left, by the trainer's
-own rule (`rose.rl.sampling`): one round of what is missing after another. With a share `accept` of
-groups kept, a step takes about 1 / accept times the base batch, at most `most` times; the share
-falls while the policy masters its tasks. ROSE reports up to 5.7 times.
+groups whose samples all got the same reward and samples on until enough are left. Two ways to do
+so, both without a barrier:
+
+    replace   another group begins when one is found to be of no use, so that those begun are those
+              wanted and the useless ones so far; nothing is sampled in vain, and the last ones of
+              a long chain are waited for
+    refill    `additional` groups more than wanted are kept running until enough are found, and what
+              still runs then is thrown away; ROLL's scheduler
+
+With a share `accept` of groups kept, a step takes about 1 / accept times the base batch, at most
+`most` times; the share falls while the policy masters its tasks. ROSE reports up to 5.7 times.
 """
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
-from rose.rl.sampling import next_round
+Flags = NDArray[np.bool_]
 
 
 class Demand(Protocol):
-    """`samples` trajectories are a group."""
+    """`samples` trajectories are a group; a step ends when `prompts` groups of use have ended."""
 
     @property
     def prompts(self) -> int: ...
@@ -24,8 +33,11 @@ class Demand(Protocol):
     @property
     def samples(self) -> int: ...
 
-    def rounds(self, step: int, rng: Generator) -> list[int]:
-        """Groups to sample, one number for each round; a round begins when all before ended."""
+    def useful(self, step: int, rng: Generator) -> Flags:
+        """Of all groups that the step may begin, in order, which are of use."""
+
+    def allowed(self, useful: int, useless: int) -> int:
+        """Groups that may have begun when so many have ended."""
 
     def swing(self, step: int) -> float:
         """Groups expected in this step, as a multiple of `prompts`."""
@@ -36,8 +48,11 @@ class Grpo:
     prompts: int
     samples: int
 
-    def rounds(self, step: int, rng: Generator) -> list[int]:
-        return [self.prompts]
+    def useful(self, step: int, rng: Generator) -> Flags:
+        return np.ones(self.prompts, np.bool_)
+
+    def allowed(self, useful: int, useless: int) -> int:
+        return self.prompts
 
     def swing(self, step: int) -> float:
         return 1.0
@@ -52,7 +67,7 @@ class Accept:
     """
 
     first: float = 0.6
-    last: float = 0.26
+    last: float = 0.23
     steps: int = 200
 
     def __post_init__(self) -> None:
@@ -71,18 +86,22 @@ class Dapo:
     prompts: int
     samples: int
     accept: Accept = field(default=Accept())
+    additional: int | None = None
+    """Groups kept running beyond those wanted (`refill`); None: `replace`."""
     most: float = 10.0
     """Times `prompts`: verl's DAPO recipe gives up after ten batches."""
 
-    def rounds(self, step: int, rng: Generator) -> list[int]:
-        share, limit = self.accept.at(step), int(self.prompts * self.most)
-        asked: list[int] = []
-        found = 0
-        while more := next_round(self.prompts, found, sum(asked), limit):
-            asked.append(more)
-            found += int(rng.binomial(more, share))
-        return asked
+    def useful(self, step: int, rng: Generator) -> Flags:
+        found: Flags = rng.random(int(self.prompts * self.most)) < self.accept.at(step)
+        if self.additional is not None:
+            return found
+        enough = int(np.searchsorted(np.cumsum(found), self.prompts)) + 1
+        return found[:enough]
+
+    def allowed(self, useful: int, useless: int) -> int:
+        if self.additional is None:
+            return self.prompts + useless
+        return self.prompts + self.additional + useful + useless
 
     def swing(self, step: int) -> float:
-        """Luck adds to it on average: 6 % with 64 prompts, 14 % with 16."""
         return min(1.0 / self.accept.at(step), self.most)
