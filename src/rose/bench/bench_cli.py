@@ -154,7 +154,7 @@ def e2e(
     quick: Quick = False,
     json_file: JsonFile = None,
     model: Annotated[str, typer.Option(help="Policy that is trained.")] = "medium",
-    steps: Annotated[int, typer.Option(min=2, help="RL steps of a run.")] = 3,
+    steps: Annotated[int, typer.Option(min=2, help="RL steps of a run.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds over all modes.")] = 3,
     algorithm: Annotated[
         list[str] | None, typer.Option(help="grpo, dapo; both by default.")

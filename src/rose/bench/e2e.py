@@ -46,7 +46,7 @@ Keep = Callable[[dict[str, Any]], None]
 class Settings:
     model: str = "medium"
     serving: str = "small"
-    steps: int = 3
+    steps: int = 2
     repeats: int = 3
     algorithms: tuple[str, ...] = ("grpo", "dapo")
     modes: tuple[str, ...] = tuple(MODES)
@@ -76,7 +76,7 @@ def training(settings: Settings, algorithm: str) -> dict[str, Any]:
         "train": {
             "algorithm": algorithm,
             "steps": 2 if settings.quick else settings.steps,
-            "tasks": 4,
+            "tasks": 8,
             "samples": 16,
             "learned": 2,
             "learning_rate": 3e-5,

@@ -1,7 +1,5 @@
 """How many groups a step samples, by what was seen: the trainer's rule and the planner's."""
 
-import math
-
 
 def to_begin(wanted: int, useless: int, begun: int, most: int) -> int:
     """Groups to begin now: one for each that is wanted and one more for each that turned out to
@@ -11,11 +9,3 @@ def to_begin(wanted: int, useless: int, begun: int, most: int) -> int:
     end; and how many are begun follows from the groups alone, not from which of them ends first.
     """
     return min(wanted + useless, most) - begun
-
-
-def next_round(wanted: int, found: int, tried: int, most: int) -> int:
-    missing = wanted - found
-    if missing <= 0:
-        return 0
-    share = (found + 1) / (tried + 1) if tried else 1.0
-    return min(math.ceil(missing / share), most - tried)

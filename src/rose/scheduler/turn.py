@@ -152,6 +152,8 @@ def request(turn: Turn, salt: str) -> dict[str, Any]:
     sampling["max_tokens"] = turn.left
     if minimum := sampling.get("min_tokens"):
         sampling["min_tokens"] = max(0, minimum - done)
+    if not sampling.get("stop") and ask.extra.get("output_mode", "tokens") == "tokens":
+        sampling.setdefault("detokenize", False)  # nobody reads the text there
     if ask.seed is not None:
         sampling["seed"] = (ask.seed + turn.attempt) % 2**63
     if mine := ask.extra.get("cache_salt"):
