@@ -164,8 +164,27 @@ def test_little_of_a_batch_is_padding_and_no_episode_is_lost(sizes: list[int]) -
         played.hear([1] * size)
         rows.append((played, 0.0))
     found = []
-    for batch in learner._batches(rows, 1, "grpo"):
+    for batch in learner._batches(rows, "grpo", 1):
         real = (batch.tokens >= 0).sum(1).tolist()
         found += real
         assert batch.tokens.numel() <= max(learner.MOST_PADDED * sum(real), max(real))
     assert sorted(found) == sorted(sizes)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+def test_threads_learn_the_same(tiny_folder: Path, algorithm: Any) -> None:
+    found = []
+    for threads in (1, 3):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+        made = [list(range(10, 12 + 3 * i)) for i in range(12)]
+        groups = [group(model, *((m, float(i % 3)) for i, m in enumerate(made)))] * 2
+        one = Learner(model, algorithm, learning_rate=1e-3, threads=threads)
+        facts = [one.learn(groups) for _ in range(2)]
+        found.append((facts, [w.detach().clone() for w in model.parameters()]))
+    (facts, weights), (others, other_weights) = found
+    assert facts[1].loss == pytest.approx(others[1].loss, abs=1e-5)
+    assert facts[0].tokens == others[0].tokens
+    assert facts[0].logp_difference_max == pytest.approx(others[0].logp_difference_max, abs=1e-5)
+    for mine, theirs in zip(weights, other_weights, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-4)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -339,14 +340,17 @@ class Fleet:
 
     def dispatch(self, now: float) -> None:
         missed: list[tuple[float, int, int]] = []
+        ahead: Counter[int] = Counter()
         while self._waiting and len(missed) < LOOK_FURTHER:
             entry = heappop(self._waiting)
-            if not self._place(entry[2], now):
+            if not self._place(entry[2], len(self._waiting) + len(missed) + 1, ahead, now):
                 missed.append(entry)
+                ahead[self._before[entry[2]]] += 1
         for entry in missed:
             heappush(self._waiting, entry)
 
-    def _place(self, trajectory: int, now: float) -> bool:
+    def _place(self, trajectory: int, waiting: int, ahead: Counter[int], now: float) -> bool:
+        """`waiting`: turns, with this one; `ahead`: those that wait for their own device."""
         candidates = self._candidates(self._before[trajectory])
         if not candidates:
             return False
@@ -360,6 +364,8 @@ class Fleet:
         }
         assert self._plan is not None
         before = self._before[trajectory]
+        facts = [self._facts(device) for device in candidates]
+        free = sum(max(0, one.slots - one.running) for one in facts)
         asked = Placing(
             context,
             max(1, round(self._expected)),
@@ -367,8 +373,9 @@ class Fleet:
             str(before) if before >= 0 else None,
             turn - int(self._plan.offset[trajectory]),
             self._number,
+            crowded=waiting * len(candidates) > free * len(self._ready),
+            ahead=ahead[before],
         )
-        facts = [self._facts(device) for device in candidates]
         chosen = placement.place(self.kind.placement, asked, facts)
         if chosen is None:
             return False
@@ -378,9 +385,8 @@ class Fleet:
         self.hits += had
         self.looked += context
         self._before[trajectory] = device.number
-        self._prefixes.forget(
-            device.number, trajectory
-        )  # in use from now on, and counted with what runs
+        # In use from now on, and counted with what runs.
+        self._prefixes.forget(device.number, trajectory)
         self._began[trajectory] = now
         device.advance(now)
         device.take(Job(trajectory, context - had, context, self._new[turn] - made))

@@ -13,7 +13,9 @@ weight shows there at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import pvariance
 from typing import Any, Literal
@@ -33,6 +35,8 @@ MOST_TOKENS = 8192
 """Of a batch that is computed at once, padding included: bounds the trainer's memory."""
 MOST_PADDED = 1.15
 """Tokens of a batch with its padding over those without: padding is computed like the rest."""
+BATCHES = 4
+"""Of each thread, at least: so that threads on cores that others use too end together."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +125,18 @@ class Learner:
         minibatches: int = 1,
         layers: int = 0,
         learned: int = 0,
+        threads: int = 1,
     ) -> None:
         """`layers`: learn only the last so many, and what follows them; 0 is all. `learned`: from
-        so many episodes of each group, see `most_telling`."""
+        so many episodes of each group, see `most_telling`. `threads`: each computes batches of its
+        own. Threads that share a batch wait for the slowest after every operation, and one whose
+        core serves as well is often late."""
         self.model = model
         if layers:
             freeze(model, layers)
-        chosen = [weight for weight in model.parameters() if weight.requires_grad]
-        self.optimiser = torch.optim.AdamW(chosen, lr=learning_rate, weight_decay=0.0)
+        self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.optimiser = torch.optim.AdamW(self._weights, lr=learning_rate, weight_decay=0.0)
+        self._threads = threads
         self._algorithm = algorithm
         self._minibatches = minibatches
         self._learned = learned
@@ -158,23 +166,45 @@ class Learner:
         return list(zip(chosen, found.tolist(), strict=True))
 
     def _update(self, rows: list[tuple[Trajectory, float]], facts: _Facts, *, first: bool) -> None:
-        made = sum(episode.made for episode, _ in rows)
-        for batch in _batches(rows, made, self._algorithm):
-            attended = (batch.tokens >= 0).long()
-            tokens = batch.tokens.clamp(min=0)
-            found, entropy = log_probs(self.model, tokens, attended, batch.mask)
-            difference = found - batch.sampled[batch.mask]
-            ratio = difference.exp()
-            cut = ratio.clamp(1 - CLIP_DOWN, 1 + CLIP_UP[self._algorithm])
-            advantage = batch.advantages[batch.mask]
-            gain = torch.minimum(ratio * advantage, cut * advantage)
-            loss = -(gain * batch.weights[batch.mask]).sum()
-            loss.backward()
-            facts.add(loss, difference.detach(), ratio.detach() != cut.detach(), entropy, first)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+        batches = _batches(rows, self._algorithm, self._threads)
+        with ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads,
+                                initargs=(1,)) as pool:  # fmt: skip
+            computed = pool.map if self._threads > 1 else map
+            for part in computed(self._gradients, batches):  # in order: sums do not depend on luck
+                facts.add(part, first)
+                for weight, gradient in zip(self._weights, part.gradients, strict=True):
+                    weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+        norm = torch.nn.utils.clip_grad_norm_(self._weights, MAX_GRAD_NORM)
         facts.norms.append(float(norm))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+
+    def _gradients(self, batch: _Batch) -> _Part:
+        attended = (batch.tokens >= 0).long()
+        tokens = batch.tokens.clamp(min=0)
+        found, entropy = log_probs(self.model, tokens, attended, batch.mask)
+        difference = found - batch.sampled[batch.mask]
+        ratio = difference.exp()
+        cut = ratio.clamp(1 - CLIP_DOWN, 1 + CLIP_UP[self._algorithm])
+        advantage = batch.advantages[batch.mask]
+        gain = torch.minimum(ratio * advantage, cut * advantage)
+        loss = -(gain * batch.weights[batch.mask]).sum()
+        gradients = torch.autograd.grad(
+            loss, self._weights, allow_unused=True, materialize_grads=True
+        )
+        clipped = ratio.detach() != cut.detach()
+        return _Part(gradients, float(loss.detach()), difference.detach(), clipped, entropy)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What came of a batch."""
+
+    gradients: tuple[Tensor, ...]
+    loss: float
+    differences: Tensor
+    clipped: Tensor
+    entropies: Tensor
 
 
 class _Facts:
@@ -185,14 +215,12 @@ class _Facts:
         self._clipped: list[Tensor] = []
         self._entropies: list[Tensor] = []
 
-    def add(
-        self, loss: Tensor, difference: Tensor, clipped: Tensor, entropy: Tensor, first: bool
-    ) -> None:
-        self._loss += float(loss.detach())
-        self._clipped.append(clipped.float())
-        self._entropies.append(entropy)
+    def add(self, part: _Part, first: bool) -> None:
+        self._loss += part.loss
+        self._clipped.append(part.clipped.float())
+        self._entropies.append(part.entropies)
         if first:  # later ones differ because the trainer has moved on
-            self._differences.append(difference)
+            self._differences.append(part.differences)
 
     def summed(self) -> Learned:
         differences = torch.cat(self._differences)
@@ -209,15 +237,18 @@ class _Facts:
 
 
 def _batches(
-    rows: list[tuple[Trajectory, float]], made: int, algorithm: Algorithm
+    rows: list[tuple[Trajectory, float]], algorithm: Algorithm, threads: int
 ) -> Iterator[_Batch]:
-    """Episodes of like length together, so that little is padding."""
+    """Episodes of like length together, so that little is padding; the longest first."""
+    made = sum(episode.made for episode, _ in rows)
+    whole = sum(len(episode.tokens) for episode, _ in rows)
+    most = min(MOST_TOKENS, whole / (BATCHES * threads) if threads > 1 else math.inf)
     waiting: list[tuple[Trajectory, float]] = []
     filled = 0
     for row in sorted(rows, key=lambda row: len(row[0].tokens), reverse=True):
         longest, size = len((waiting or [row])[0][0].tokens), len(row[0].tokens)
         padded = longest * (len(waiting) + 1)
-        if waiting and padded > min(MOST_TOKENS, MOST_PADDED * (filled + size)):
+        if waiting and padded > min(most, MOST_PADDED * (filled + size)):
             yield _batch(waiting, made, len(rows), algorithm)
             waiting, filled = [], 0
         waiting.append(row)

@@ -88,6 +88,7 @@ class Trainer:
             minibatches=config.train.minibatches,
             layers=config.train.layers,
             learned=config.train.learned,
+            threads=max(1, config.train.threads),
         )
         self.progress = checkpoint.load(config.out, model, self._learner.optimiser)
         metrics.mend(config.out, self.progress)
@@ -196,7 +197,7 @@ class Trainer:
             os.sched_setaffinity(0, train.cores)  # of this thread, and of those it starts
         if train.idle:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        torch.set_num_threads(train.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(1 if train.threads else len(os.sched_getaffinity(0)))
         return self._learner.learn(groups)
 
     def _checkpoint(self) -> None:

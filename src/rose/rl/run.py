@@ -32,7 +32,8 @@ class Train(Strict):
     """DAPO samples at most so many times the tasks of a step."""
     checkpoint_every: int = Field(1, ge=1)
     threads: int = Field(0, ge=0)
-    """Of the optimiser's arithmetic; 0: as many as cores that the process may use."""
+    """That learn, each from episodes of its own and with gradients of its own; 0: all cores that
+    the process may use work on the same batch."""
     cores: tuple[int, ...] = ()
     """That the trainer keeps to while it learns; all if empty."""
     idle: bool = False
