@@ -47,7 +47,11 @@ def scenario(**more: Any) -> Scenario:
     return replace(made, **more)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+WAITING = sorted(name for name, system in SYSTEMS.items() if system.staleness is None)
+"""Systems whose steps wait for all of their trajectories."""
+
+
+@pytest.mark.parametrize("name", WAITING)
 def test_every_system_ends_every_trajectory(name: str) -> None:
     found = simulate(scenario(), SYSTEMS[name])
     assert [step.trajectories for step in found.steps] == [16, 16]
@@ -87,7 +91,7 @@ def test_one_trajectory_on_one_device_takes_what_can_be_worked_out() -> None:
 
 
 @settings(max_examples=15)
-@given(st.integers(0, 1000), st.sampled_from(sorted(SYSTEMS)), st.floats(0.1, 4.0))
+@given(st.integers(0, 1000), st.sampled_from(WAITING), st.floats(0.1, 4.0))
 def test_no_token_is_lost_whatever_is_taken_back(seed: int, name: str, rate: float) -> None:
     serving = replace(scenario().serving, rate=rate, law=SquareBursts(3.0))
     system = replace(SYSTEMS[name], revoked_per_s=0.2, away_s=1.0)
@@ -115,8 +119,37 @@ def test_a_load_is_met() -> None:
 def test_dapo_samples_more_and_asynchronous_steps_wait_less() -> None:
     base = scenario()
     dapo = replace(base, job=replace(base.job, demand=Dapo(4, 4, Accept(0.4, 0.4, 1))))
-    assert simulate(dapo, SYSTEMS["fixed"]).steps[0].trajectories > 16
+    found = simulate(dapo, SYSTEMS["fixed"])
+    assert found.steps[0].trajectories > found.steps[0].trained == 16
     loose = replace(base, job=replace(base.job, staleness=1), steps=4)
     strict = replace(base, steps=4)
     fast, slow = (simulate(one, SYSTEMS["fixed"]).throughput for one in (loose, strict))
     assert fast > slow
+
+
+def test_asynchronous_is_a_system_of_its_own() -> None:
+    base = scenario(steps=4)
+    loose = replace(base, job=replace(base.job, staleness=1))
+    assert facts(simulate(base, SYSTEMS["fixed_async"])) == facts(
+        simulate(loose, replace(SYSTEMS["fixed"], name="fixed_async"))
+    )
+
+
+def test_places_make_waves() -> None:
+    base = scenario(steps=1, lendable=0)
+    few = replace(base, job=replace(base.job, places=4))
+    none, waves = (simulate(one, SYSTEMS["fixed"]) for one in (base, few))
+    assert waves.rollout_s > none.rollout_s
+    assert waves.steps[0].tokens == none.steps[0].tokens == waves.made
+
+
+def test_refilling_throws_away_what_runs_when_there_is_enough() -> None:
+    base = scenario(steps=2)
+    demand = Dapo(4, 4, Accept(0.5, 0.5, 1), additional=2)
+    job = replace(base.job, demand=demand, places=8)
+    found = simulate(replace(base, job=job), SYSTEMS["rose"])
+    again = simulate(replace(base, job=job), SYSTEMS["rose"])
+    assert facts(found) == facts(again)
+    assert [step.trained for step in found.steps] == [16, 16]
+    assert len(found.finished) < sum(step.trajectories for step in found.steps)
+    assert not np.isnan(found.finished).any()

@@ -8,9 +8,11 @@ lists what is put in for these: with its source, or as CHOSEN, or as FITTED and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from rose.bench.arrivals import LogNormal
 from rose.executor.slo import Slo
 from rose.plan.engine import EngineModel
 from rose.plan.hardware import gpu
@@ -34,12 +36,15 @@ RATE = 0.8
 """Requests a second and engine."""
 SPAN = 16_384
 DENSITY = 0.03
+LAKE = replace(FROZEN_LAKE, output=LogNormal(1200, 0.8, 12_288))
+"""Three times the tokens."""
 PLACES = PAPER_CAP
 """Trajectories of a GPU."""
-ADDITIONAL = 16
-KEPT = {"8b": 0.8, "32b": 1 / 5.7}
+KEPT = {"8b": 0.9, "32b": 1 / 5.7}
 """Share of groups that are of use."""
 STALENESS = 1
+ASYNCHRONOUS_PLACES = 22
+"""Trajectories of a GPU with AReaL."""
 
 FREE = {
     "serving lengths and arrivals": "ServeGen m-large (presets.SERVEGEN_LARGE): the paper names no "
@@ -51,8 +56,8 @@ FREE = {
     "that 75 % end in the first 30 % of the time, the paper's tail",
     "trajectories at once": "the paper's 16 per GPU, for all systems; ROLL deals them to groups of "
     "environments; AReaL has one batch in flight (its default of max_concurrent_rollouts)",
-    "DAPO's way to sample": "ROLL's: 16 prompts more than the batch run until enough are found (its "
-    "default of max_additional_running_prompts), the rest is thrown away",
+    "DAPO's way to sample": "ROLL's: no environment is idle until enough groups are found (its "
+    "max_traj_per_env unset), and what runs then is thrown away",
     "share of groups that DAPO keeps, 8B: 0.5": "FITTED to the throughput of 8B DAPO",
     "share of groups that DAPO keeps, 32B: 1/5.7": "the paper's largest demand, 5.7 batches; it does "
     "not say how much a step of its 32B run takes",
@@ -135,8 +140,8 @@ class _Bed:
 SAMPLES = 16
 BEDS = {
     "8b": _Bed(
-        SHAPES["Qwen3-8B"], SHAPES["Qwen2.5-7B"], 1, 8, 16, 8, 16, FROZEN_LAKE, Slo(0.5, 0.15),
-        0.869, 496, (315, 118), (338, 136), 4,
+        SHAPES["Qwen3-8B"], SHAPES["Qwen2.5-7B"], 1, 8, 16, 8, 16, LAKE, Slo(0.5, 0.15),
+        0.869, 496, (315, 118), (338, 136), 6,
     ),
     "32b": _Bed(
         SHAPES["Qwen3-32B"], SHAPES["Qwen2.5-32B"], 4, 16, 64, 32, 64, ALFWORLD, Slo(1.0, 0.45),
@@ -160,7 +165,7 @@ def preset(name: str) -> Preset:
     demand: Demand = Grpo(bed.prompts, SAMPLES)
     if algorithm == "dapo":
         kept = Accept(KEPT[size], KEPT[size], 1)
-        demand = Dapo(bed.prompts, SAMPLES, kept, additional=ADDITIONAL)
+        demand = Dapo(bed.prompts, SAMPLES, kept, additional=math.inf)
     sync, areal = THROUGHPUT[name]
     paper = Paper(
         sync, areal, alone_ms=bed.alone_ms, beside_ms=bed.beside_ms,
@@ -213,7 +218,8 @@ def compare(one: Preset, say: Say = quiet) -> list[Row]:
                  theirs.throughput / found["fixed"].throughput, "throughput")]  # fmt: skip
     if paper.asynchronous is not None:
         say(f"{one.name}: asynchronous")
-        loose = replace(scenario, job=replace(scenario.job, staleness=STALENESS))
+        job = replace(scenario.job, staleness=STALENESS, places=ASYNCHRONOUS_PLACES * scenario.tp)
+        loose = replace(scenario, job=job, steps=2 * scenario.steps)
         ratio = (simulate(loose, SYSTEMS["rose_published"]).throughput
                  / simulate(loose, SYSTEMS["fixed_async"]).throughput)  # fmt: skip
         rows.append(_row("throughput vs AReaL", paper.asynchronous, ratio, "throughput"))

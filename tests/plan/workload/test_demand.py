@@ -10,7 +10,7 @@ STEPS = 200
 
 def swings(demand: Demand, seed: int) -> list[float]:
     rng = np.random.default_rng(seed)
-    return [sum(demand.rounds(step, rng)) / demand.prompts for step in range(STEPS)]
+    return [len(demand.useful(step, rng)) / demand.prompts for step in range(STEPS)]
 
 
 def test_grpo_asks_for_the_same_in_every_step() -> None:
@@ -19,19 +19,38 @@ def test_grpo_asks_for_the_same_in_every_step() -> None:
 
 
 @given(st.integers(1, 100), st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.integers(0, 400))
-def test_dapo_asks_for_the_batch_first_and_never_for_too_much(
+def test_dapo_replaces_what_is_of_no_use_and_never_asks_for_too_much(
     prompts: int, first: float, last: float, step: int
 ) -> None:
     demand = Dapo(prompts, 16, Accept(first, last, STEPS), most=6.0)
-    rounds = demand.rounds(step, np.random.default_rng(step))
-    assert rounds[0] == prompts
-    assert all(asked >= 1 for asked in rounds)
-    assert sum(rounds) <= 6 * prompts
-    assert rounds == demand.rounds(step, np.random.default_rng(step))
+    useful = demand.useful(step, np.random.default_rng(step))
+    assert np.array_equal(useful, demand.useful(step, np.random.default_rng(step)))
+    assert prompts <= len(useful) <= 6 * prompts
+    found = int(useful.sum())
+    assert found == prompts or len(useful) == 6 * prompts
+    if found == prompts:
+        assert useful[-1]
+        assert demand.allowed(found, len(useful) - found) == len(useful)
 
 
-def test_all_groups_of_use_are_one_round() -> None:
-    assert Dapo(64, 16, Accept(1.0, 1.0)).rounds(0, np.random.default_rng(0)) == [64]
+def test_a_group_begins_for_each_that_is_of_no_use() -> None:
+    demand = Dapo(64, 16, Accept(0.5, 0.5))
+    assert [demand.allowed(useful, useless) for useful, useless in ((0, 0), (9, 0), (9, 3))] == [
+        64,
+        64,
+        67,
+    ]
+
+
+def test_refilling_keeps_so_many_running() -> None:
+    demand = Dapo(64, 16, Accept(0.5, 0.5), additional=16)
+    assert demand.allowed(0, 0) == 80
+    assert demand.allowed(10, 7) - 17 == 80
+    assert len(demand.useful(0, np.random.default_rng(0))) == 640
+
+
+def test_all_groups_of_use_are_one_batch() -> None:
+    assert len(Dapo(64, 16, Accept(1.0, 1.0)).useful(0, np.random.default_rng(0))) == 64
 
 
 def test_the_share_kept_drifts_and_then_stays() -> None:

@@ -8,7 +8,7 @@ from rose.plan.system import System
 ACQUIRE_S = 30.0
 """From asking until the engine takes turns: instance, container, model load. FITTED to the 7 % of
 the time that the paper says acquisition takes, on 8B GRPO."""
-AVAILABLE = 0.125
+AVAILABLE = 1 / 8
 """Of the devices that ROSE shares with their owner, those that the owner leaves alone as a whole.
 FITTED to the 1.20 to 1.26 times ROSE's rollout time, on 8B GRPO; the paper has no supply of it."""
 LOST_PER_S = 1 / 1800

@@ -8,7 +8,7 @@ so, both without a barrier:
               wanted and the useless ones so far; nothing is sampled in vain, and the last ones of
               a long chain are waited for
     refill    `additional` groups more than wanted are kept running until enough are found, and what
-              still runs then is thrown away; ROLL's scheduler
+              still runs then is thrown away; ROLL's environments, which are never idle
 
 With a share `accept` of groups kept, a step takes about 1 / accept times the base batch, at most
 `most` times; the share falls while the policy masters its tasks. ROSE reports up to 5.7 times.
@@ -86,8 +86,9 @@ class Dapo:
     prompts: int
     samples: int
     accept: Accept = field(default=Accept())
-    additional: int | None = None
-    """Groups kept running beyond those wanted (`refill`); None: `replace`."""
+    additional: float | None = None
+    """Groups kept running beyond those wanted (`refill`); None: `replace`; infinite: as many as
+    there are places for."""
     most: float = 10.0
     """Times `prompts`: verl's DAPO recipe gives up after ten batches."""
 
@@ -101,7 +102,8 @@ class Dapo:
     def allowed(self, useful: int, useless: int) -> int:
         if self.additional is None:
             return self.prompts + useless
-        return self.prompts + self.additional + useful + useless
+        running = self.prompts + self.additional
+        return int(min(running + useful + useless, self.prompts * self.most))
 
     def swing(self, step: int) -> float:
         return min(1.0 / self.accept.at(step), self.most)

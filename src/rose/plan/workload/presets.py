@@ -90,8 +90,8 @@ FROZEN_LAKE = Rollouts(
     prompt=LogNormal(350, 0.1, 1024),
     # ROLL's example: 10 actions at most; 4x4 lakes take 6 at best and end early in a hole.
     turns=Quantiles(((0, 1), (0.1, 2), (0.5, 5), (0.9, 10), (1, 10))),
-    # FITTED to ROSE's rollout time, 496 s (`rose.plan.presets`).
-    output=LogNormal(1200, 0.8, 12_288),
+    # Set such that ROSE's tail comes out: 75 % done in the first 30 % of the time.
+    output=LogNormal(400, 0.8, 4096),
     observation=LogNormal(80, 0.2, 256),
     # A move of the game takes milliseconds.
     tool_s=Quantiles(((0.5, 0.005), (0.99, 0.02))),
@@ -105,7 +105,7 @@ ALFWORLD = Rollouts(
     prompt=LogNormal(700, 0.2, 2048),
     # verl-agent: tasks take up to 50 steps.
     turns=Quantiles(((0, 4), (0.25, 10), (0.5, 15), (0.9, 35), (0.97, 50), (1, 50))),
-    # Set such that ROSE's tail comes out: 75 % done in the first 30 % of the time.
+    # Set as above.
     output=LogNormal(220, 0.4, 4096),
     observation=LogNormal(60, 0.5, 1024),
     # A text world answers in tenths of a second, and slower where many share a host.
