@@ -40,8 +40,10 @@ def test_a_fleet_is_planned_as_table_json_and_page(tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     assert "borrow at most" in said.output
     found = json.loads(file.read_text())
-    assert set(found["modes"]) == {"fixed", "fixed_async", "spot", "serverless", "hybrid",
-                                   "share_all", "static_split", "rose_published", "rose"}  # fmt: skip
+    assert set(found["modes"]) == {
+        "fixed", "fixed_async", "spot", "serverless", "hybrid", "share_all", "static_split",
+        "rose_published", "rose",
+    }  # fmt: skip
     assert found["ratios"]["throughput_vs_fixed_fixed"] == 1.0
     assert found["ratios"]["throughput_vs_fixed_rose"] > 1.0
     assert set(found["sensitivity"]) == {"as it is", "traffic doubles", "tools take twice as long",

@@ -137,7 +137,8 @@ def test_asynchronous_is_a_system_of_its_own() -> None:
 
 def test_places_make_waves() -> None:
     base = scenario(steps=1, lendable=0)
-    few = replace(base, job=replace(base.job, places=4))
+    base = replace(base, job=replace(base.job, demand=Grpo(16, 8)))
+    few = replace(base, job=replace(base.job, places=2))
     none, waves = (simulate(one, SYSTEMS["fixed"]) for one in (base, few))
     assert waves.rollout_s > none.rollout_s
     assert waves.steps[0].tokens == none.steps[0].tokens == waves.made

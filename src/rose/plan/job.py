@@ -219,7 +219,7 @@ def _traffic(
 
 def _kind(scenario: Scenario, system: System) -> Kind:
     most = {"nothing": 0, "trainers": scenario.trainers}.get(system.borrows, scenario.lendable)
-    most = round(most * system.available)
+    most = math.ceil(most * system.available)
     return Kind(
         placement=system.placement,
         order=system.order,
@@ -263,7 +263,7 @@ def _synchronous(
         plan = job.law.draw(len(useful), job.demand.samples, rng)
         sampling = _Sampling(fleet, job.demand, useful)
         fleet.begin(plan, step, most=sampling.allowed)
-        fleet.run(lambda: sampling.enough)
+        fleet.run(sampling.is_enough)
         if fleet.left:
             fleet.abandon()
         rollout_s = fleet.now - began
@@ -330,8 +330,7 @@ class _Sampling:
         groups = self._demand.allowed(self._found, self._ended - self._found)
         return groups * self._demand.samples
 
-    @property
-    def enough(self) -> bool:
+    def is_enough(self) -> bool:
         return self._found >= self._demand.prompts or self._ended == len(self._useful)
 
     def _one_more(self, trajectory: int) -> None:

@@ -38,14 +38,14 @@ class Places:
 
     def enter(self, devices: int) -> Iterator[int]:
         """Trajectories that begin now, with so many devices at hand."""
-        room = min(self._each * max(1, devices), self._most)
+        whole = room = min(self._each * max(1, devices), self._most)
         if self._dealt and room < math.inf:
             count = max(1, int(room) // self._samples)
             if count != len(self._queues):
                 self._deal(self._waiting(), count)
             room = self._samples
         for number, queue in enumerate(self._queues):
-            while queue and self._taken[number] < room:
+            while queue and self._taken[number] < room and len(self._at) < whole:
                 trajectory = queue.popleft()
                 self._taken[number] += 1
                 self._at[trajectory] = number

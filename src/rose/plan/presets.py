@@ -52,26 +52,27 @@ FREE = {
     "serving rate, 0.8 requests/s and engine": "FITTED to the P99 TTFT of serving alone, 8B",
     "tokens of a turn, 8B (median 1,200)": "FITTED to ROSE's rollout time, 496 s; turn limits of "
     "public configs, context of Qwen3 (32,768)",
-    "tokens of a turn, 32B": "workload.presets.ALFWORLD: turn limits of public configs; tokens such "
-    "that 75 % end in the first 30 % of the time, the paper's tail",
-    "trajectories at once": "the paper's 16 per GPU, for all systems; ROLL deals them to groups of "
-    "environments; AReaL has one batch in flight (its default of max_concurrent_rollouts)",
+    "tokens of a turn, 32B": "workload.presets.ALFWORLD: turn limits of public configs; tokens "
+    "such that 75 % end in the first 30 % of the time, the paper's tail",
+    "trajectories at once, 16 per GPU": "the paper's, for all systems that wait; ROLL deals them "
+    "to groups of environments",
+    "trajectories at once with AReaL, 22 per GPU": "FITTED to its ratio, 8B; one batch at most",
     "DAPO's way to sample": "ROLL's: no environment is idle until enough groups are found (its "
-    "max_traj_per_env unset), and what runs then is thrown away",
-    "share of groups that DAPO keeps, 8B: 0.5": "FITTED to the throughput of 8B DAPO",
-    "share of groups that DAPO keeps, 32B: 1/5.7": "the paper's largest demand, 5.7 batches; it does "
-    "not say how much a step of its 32B run takes",
-    "training time": "the paper's share of rollouts in a step, 86.9 % and 70.5 %, taken as of a step "
-    "of ROSE; it does not say of which system. As of fixed resources, 32B would train for so long "
-    "that nothing could be 2.69 times as fast as AReaL",
-    "AReaL's staleness, 1": "CHOSEN; with 2 the ratios are the same within 3 %",
+    "default, max_traj_per_env unset), and what runs then is thrown away",
+    "share of groups that DAPO keeps, 8B: 0.9": "FITTED to the throughput of 8B DAPO",
+    "share of groups that DAPO keeps, 32B: 1/5.7": "the paper's largest demand, 5.7 batches; it "
+    "does not say how much a step of its 32B run takes",
+    "training time": "the paper's share of rollouts in a step, 86.9 % and 70.5 %, taken as of a "
+    "step of ROSE; it does not say of which system. As of fixed resources, 32B would train for so "
+    "long that nothing could be 2.69 times as fast as AReaL",
+    "AReaL's staleness, 1": "CHOSEN",
     "share of weights that change, 3 %": "PULSE and others report 0.6 to 4.5 %; the paper > 95 % "
     "zeros",
     "engines": "roofline.Efficiency, marked there",
-    "spot: 30 s until a device is there, 40 % of them": "FITTED to 8B GRPO: 7 % of the time, 1.20 to "
-    "1.26 times ROSE's rollout time (systems/spot.py)",
-    "serverless: cold start of 115 s": "FITTED to 8B GRPO: 15 to 26 % of the time "
-    "(systems/serverless.py)",
+    "spot: 30 s until a device is there, an eighth of them": "FITTED to 8B GRPO: 7 % of the time, "
+    "1.20 to 1.26 times ROSE's rollout time (systems/spot.py); the paper says nothing of supply",
+    "serverless: cold start of 115 s, a sixteenth of them": "FITTED to 8B GRPO: 15 to 26 % of the "
+    "time (systems/serverless.py)",
 }
 
 
