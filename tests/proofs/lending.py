@@ -80,7 +80,7 @@ def node(world: World, order: Order | None) -> tuple[Word, LeaseState]:
         ready=True,
         offered=world.offered,
         rollout=SimpleNamespace(url="engine"),
-        config=SimpleNamespace(serving=True),
+        config=SimpleNamespace(serving=True, rollout=SimpleNamespace(max_seqs=8)),
         page=SimpleNamespace(rollout=lambda: None),
         status=lambda: {"state": world.state.name.lower()},
         session=answer,

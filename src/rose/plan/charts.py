@@ -11,9 +11,9 @@ from rose.plan.planner import Plan
 from rose.plan.systems import SYSTEMS
 
 COLOURS = {
-    "fixed": "#7a7f87", "spot": "#2a6fbb", "serverless": "#6aa3d8", "hybrid": "#3f9a6b",
-    "share_all": "#b3382c", "static_split": "#d98880", "rose_published": "#8a5a1a",
-    "rose": "#d9822b",
+    "fixed": "#7a7f87", "fixed_async": "#b3b7bd", "spot": "#2a6fbb", "serverless": "#6aa3d8",
+    "hybrid": "#3f9a6b", "share_all": "#b3382c", "static_split": "#d98880",
+    "rose_published": "#8a5a1a", "rose": "#d9822b",
 }  # fmt: skip
 PARTS = (("rollout_s", "rollouts", 1.0), ("train_s", "learning", 0.55), ("sync_s", "weights", 0.25))
 """Of a step, and how dark each is drawn."""
