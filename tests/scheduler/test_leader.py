@@ -290,3 +290,32 @@ def test_a_copy_that_another_run_left_is_not_committed(
         assert calls.told[-1] == ("commit", 90)
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("versions", [(), (4, 5), None])
+def test_no_turn_goes_to_an_engine_before_the_store_was_asked(
+    core: Scheduler, tmp_path: Path, versions: tuple[int, ...] | None
+) -> None:
+    """`None`: the store does not answer; then, as with an empty one, engines are taken as they are.
+
+    An engine that followed another store has a version that may look new enough."""
+    engine = Engine("e", "http://e", version="9")
+    core.join(engine, 0.0)
+    leader = Leader(core, asyncio.Lock())
+    store = FileStore(tmp_path, "math")
+    for version in versions or ():
+        Publisher(store, wire="float32").publish({"w": torch.ones(8)}, version)
+    leader.watch("a", Source(f"file://{tmp_path}", "math", str(tmp_path / "copy")))
+    leader.share_out()
+    if versions is None:
+        leader._watched["a"] = Silent()
+    core.submit(Ask(id="1", job="a", prompt=[1], max_tokens=9), 0.0)
+    assert core.decide(0.0) == []
+    asyncio.run(leader._look("a"))
+    started = [action for action in core.decide(0.0) if isinstance(action, Start)]
+    assert len(started) == (0 if versions else 1)
+
+
+class Silent:
+    def steps(self) -> Any:
+        raise OSError("nobody is there")

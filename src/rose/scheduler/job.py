@@ -26,6 +26,9 @@ class Job:
     """The newest, if versions are numbers that we were told."""
     source: tuple[str, str] | None = None
     """Store and job that its versions are of, if engines are led to them."""
+    asked: bool = True
+    """Its store has been asked what is current, or there is none to ask: until then an engine may
+    have anything."""
     first: int = 0
     begun: int = 0
     """Trajectories since version `first`."""
@@ -51,7 +54,7 @@ class Job:
         if not self.owns(engine):
             return False
         if self.version is None:
-            return True
+            return self.asked
         if self.source is not None and engine.source != self.source:
             return False
         behind = self.behind(engine)

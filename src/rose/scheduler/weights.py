@@ -73,6 +73,7 @@ class Leader:
     def watch(self, job: str, source: Source) -> None:
         """Lead the job's engines to whatever is newest; ValueError if that cannot be a store."""
         self._watched[job] = open_store(source.store, source.job)
+        self._core.jobs[job].asked = False
         self.follow(job, source)
 
     def follow(self, job: str, source: Source | None) -> None:
@@ -160,6 +161,8 @@ class Leader:
                 log.warning("weights of job %s: %s", job.name, error)
             self._away.add(job.name)
             return
+        finally:
+            job.asked = True
         self._away.discard(job.name)
         newest = max((step.version for step in steps), default=None)
         if newest is not None and newest != job.version:
