@@ -126,8 +126,9 @@ def _sticky(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None
 
 
 def _paper(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
+    # The cap is on trajectories: one that was there before is counted already.
+    before = next((e for e in engines if e.id == turn.before), None)
     roomy = [e for e in engines if e.running < PAPER_CAP * e.gpus]
-    before = next((e for e in roomy if e.id == turn.before), None)
     borrowed = _least_loaded(turn, [e for e in roomy if e.borrowed])
     return before or borrowed or _least_loaded(turn, roomy)
 
