@@ -164,8 +164,10 @@ def _sticky(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None
 
 
 def _paper(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    roomy = [e for e in _roomy(turn, engines) if e.running < PAPER_CAP * e.gpus]
+    roomy = _roomy(turn, engines)
+    # The cap is on trajectories: one that was there before is counted already.
     before = next((e for e in roomy if e.id == turn.before), None)
+    roomy = [e for e in roomy if e.running < PAPER_CAP * e.gpus]
     borrowed = _least_loaded(turn, [e for e in roomy if e.borrowed])
     return before or borrowed or _least_loaded(turn, roomy)
 

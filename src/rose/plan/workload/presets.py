@@ -90,7 +90,8 @@ FROZEN_LAKE = Rollouts(
     prompt=LogNormal(350, 0.1, 1024),
     # ROLL's example: 10 actions at most; 4x4 lakes take 6 at best and end early in a hole.
     turns=Quantiles(((0, 1), (0.1, 2), (0.5, 5), (0.9, 10), (1, 10))),
-    # Set such that ROSE's tail comes out: 75 % done in the first 30 % of the time.
+    # Set such that ROSE's tail and duration come out: 75 % done in 30 % of it, the last after about
+    # 490 s at 25 ms per token.
     output=LogNormal(400, 0.8, 4096),
     observation=LogNormal(80, 0.2, 256),
     # A move of the game takes milliseconds.
@@ -105,13 +106,13 @@ ALFWORLD = Rollouts(
     prompt=LogNormal(700, 0.2, 2048),
     # verl-agent: tasks take up to 50 steps.
     turns=Quantiles(((0, 4), (0.25, 10), (0.5, 15), (0.9, 35), (0.97, 50), (1, 50))),
-    # Set as above.
+    # Set as above: the last after about 960 s at 45 ms per token.
     output=LogNormal(220, 0.4, 4096),
     observation=LogNormal(60, 0.5, 1024),
     # A text world answers in tenths of a second, and slower where many share a host.
     tool_s=Quantiles(((0.5, 0.1), (0.9, 0.5), (0.99, 3.0))),
     alike=0.5,
-    steady=0.4,
+    steady=0.2,
     context=32_768,
 )
 
