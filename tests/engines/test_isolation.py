@@ -241,7 +241,13 @@ def test_kill_of_the_serving_core(
     assert lost.error, "a request to a dead engine is answered with an error"
     seen = going.tokens
     node.until(lambda: going.done or going.tokens > seen, "rollouts go on meanwhile")
-    while node.page.serving().writer.pid == core:
+
+    def is_dead() -> bool:
+        """Killed in the middle of a word, its section cannot be read until it is written anew."""
+        reading = node.page.serving()
+        return reading is None or reading.writer.pid == core
+
+    while is_dead():
         assert node.rollout().kv_claim <= claim, "rollout grows into a dead engine's memory"
         time.sleep(0.02)
     restarted(node, "serving", core)
