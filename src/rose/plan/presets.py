@@ -3,7 +3,7 @@
 The paper names devices, models, SLOs, batches, links, the 16 trajectories of a GPU and results. It
 does not say how long its trajectories are, what its serving load is, or how long it trains. `FREE`
 lists what is put in for these: with its source, or as CHOSEN, or as FITTED and to what. Fits are to
-8B figures and used for all, so that what is said of 32B is a prediction.
+8B figures; several choices were made with 32B figures in view, so those are no clean prediction.
 """
 
 from __future__ import annotations
@@ -52,29 +52,31 @@ FREE = {
     "serving rate, 0.8 requests/s and engine": "FITTED to the P99 TTFT of serving alone, 8B",
     "tokens of a turn, 8B: median 1,200": "FITTED to ROSE's rollout time, 496 s; the rest of "
     "FROZEN_LAKE: turn limits of public configs, context of Qwen3 (32,768)",
-    "tokens of a turn, 32B: median 130": "CHOSEN such that the paper's 16 trajectories for each "
-    "GPU fit into the KV cache beside serving, and 75 % end in the first 30 % of the time, the "
-    "paper's tail; the rest of ALFWORLD: turn limits of public configs",
+    "tokens of a turn, 32B: median 130": "CHOSEN with 32B results in view, of 110 to 220 tried: "
+    "the paper's 16 trajectories for each GPU fit into the KV cache beside serving; the rest of "
+    "ALFWORLD: turn limits of public configs",
     "trajectories at once, 16 per GPU": "the paper's, for all systems that wait; in groups of "
     "environments with a queue each as in ROLL",
     "trajectories at once, AReaL: one batch, 20 per GPU": "a batch is its default of "
-    "max_concurrent_rollouts; per GPU FITTED to its ratio, 8B",
+    "max_concurrent_rollouts; per GPU CHOSEN with both sizes in view: 16 give 1.83 and 2.48 times "
+    "AReaL's throughput, 32 give 1.43 and 1.86, so 8B alone would have 32",
     "DAPO's way to sample": "ROLL's: no environment is idle until enough groups are found (its "
-    "default, max_traj_per_env unset), and what runs then is thrown away",
+    "default, max_traj_per_env unset), and what runs then is thrown away. CHOSEN with 32B in view: "
+    "with 16 to 64 groups beyond those wanted 32B DAPO is not reached",
     "share of groups that DAPO keeps, 8B: 0.9": "FITTED to the throughput of 8B DAPO",
     "share of groups that DAPO keeps, 32B: 1/5.7": "the paper's largest demand, 5.7 batches; it "
     "does not say how much a step of its 32B run takes",
     "training time": "the paper's share of rollouts in a step, 86.9 % and 70.5 %, taken as of a "
     "step of ROSE; it does not say of which system. As of fixed resources, 32B would train for so "
-    "long that nothing could be 2.69 times as fast as AReaL",
+    "long that nothing could be 2.69 times as fast as AReaL: CHOSEN with that in view",
     "AReaL's staleness, 1": "CHOSEN",
     "share of weights that change, 3 %": "PULSE and others report 0.6 to 4.5 %; the paper > 95 % "
     "zeros",
     "engines": "roofline.Efficiency, marked there",
-    "spot: 30 s until a device is there, an eighth of them": "FITTED to 8B GRPO: 7 % of the time, "
-    "1.20 to 1.26 times ROSE's rollout time (systems/spot.py); the paper says nothing of supply",
-    "serverless: cold start of 115 s, a sixteenth of them": "FITTED to 8B GRPO: 15 to 26 % of the "
-    "time (systems/serverless.py)",
+    "spot: 30 s until a device is there, an eighth of them": "delay FITTED to 7 % of the "
+    "time, 8B GRPO; supply CHOSEN for the order of systems, of which the paper says nothing",
+    "serverless: cold start of 115 s, a sixteenth of them": "FITTED to 15 to 26 % of the time, 8B "
+    "GRPO; supply CHOSEN for the order",
 }
 
 
