@@ -72,6 +72,7 @@ def test_dapo_replaces_a_group_as_soon_as_it_is_known_to_teach_nothing(tmp_path:
     found = sampled(tmp_path, "dapo", made)
     assert len(found.used) == 6
     assert all(group.teaches for group in found.used)
+    assert len(found.tried) == 11  # every second one, until six teach
     assert made.most == 6  # none is replaced early, and none waits for the others
     assert len(set(made.tasks)) == len(made.tasks) == len(found.tried)
 
