@@ -13,14 +13,16 @@ from rose.models import player
 from rose.rl.dialogue import Dialogue
 
 
-def test_a_batch_is_episodes_with_what_the_script_said_marked() -> None:
+@pytest.mark.parametrize("wordy", [False, True])
+def test_a_batch_is_episodes_with_what_the_script_said_marked(wordy: bool) -> None:
     tokenizer = player.byte_tokenizer(2048, player.TEMPLATE)
-    tokens, mask = player._batch(tokenizer, random.Random(0))
+    tokens, mask = player._batch(tokenizer, random.Random(0), wordy)
     assert tokens.shape == mask.shape == (player.EPISODES, tokens.shape[1])
     said = tokenizer.decode(tokens[0][mask[0]], skip_special_tokens=True)
     heard = tokenizer.decode(tokens[0][~mask[0]], skip_special_tokens=True)
     assert said.count(">") == heard.count("L") == int((tokens[0] == tokenizer.eos_token_id).sum())
     assert heard[0] == "P"
+    assert ("L edge D" in said) is wordy
 
 
 def test_imitation_lowers_the_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

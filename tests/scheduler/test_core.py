@@ -260,3 +260,15 @@ def test_held_turns_that_nobody_wants_any_more_are_not_kept() -> None:
         core.cancel(turn, 0.0)
         core.forget(turn)
     assert len(core.jobs["a"].held) < 50
+
+
+def test_a_trajectory_that_begins_is_expected_to_be_as_long_as_the_jobs_others() -> None:
+    core = scheduler("e")
+    assert core.to_come(ask(0, trajectory="new")) == 0  # nothing is known yet
+    for number in range(8):
+        turn = core.submit(ask(number, trajectory=f"t{number % 2}"), 0.0)
+        core.decide(0.0)
+        core.arrived(turn, 0, Chunk([7], finish="stop"), 0.1)
+    assert core.to_come(ask(8, trajectory="new")) == 3
+    assert core.to_come(ask(8, trajectory="t0")) == 4  # those that live on have a heavy tail
+    assert core.to_come(ask(8, trajectory="new", last=True)) == 0

@@ -46,7 +46,7 @@ CORES = (0, 1)
 LOOK_S = 0.25
 LONGEST_S = 3600.0
 """Of a run: as much load is prepared."""
-CHUNKS = {"args": ["--stream-interval", "16"]}
+CHUNKS = {"args": ["--stream-interval", "32"]}
 """Of rollout engines: tokens come a few at a time, as the host's cores are the devices' here."""
 Say = Callable[[str], None]
 

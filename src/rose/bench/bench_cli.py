@@ -153,7 +153,7 @@ def scheduler(
 def e2e(
     quick: Quick = False,
     json_file: JsonFile = None,
-    model: Annotated[str, typer.Option(help="Policy that is trained.")] = "medium",
+    model: Annotated[str, typer.Option(help="Policy that is trained.")] = "medium-wordy",
     steps: Annotated[int, typer.Option(min=2, help="RL steps of a run.")] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds over all modes.")] = 3,
     algorithm: Annotated[

@@ -29,7 +29,7 @@ from rose.executor.slo import Slo
 LOAD = 0.2
 """Of the serving device, on average."""
 PROBE_RATE, PROBE_S = 0.5, 20.0
-SEQUENCES, KV_GB = 8, 0.5
+CONTEXT, SEQUENCES, KV_GB = 576, 8, 0.5
 """Of each rollout device: with few turns at once a step reads all weights for few tokens, as on a
 GPU, and most of an RL step is sampling, as in the paper (87 and 71 %)."""
 IN_FLIGHT = 24
@@ -44,7 +44,7 @@ Keep = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Settings:
-    model: str = "medium"
+    model: str = "medium-wordy"
     serving: str = "small"
     steps: int = 2
     repeats: int = 3
@@ -76,7 +76,7 @@ def training(settings: Settings, algorithm: str) -> dict[str, Any]:
         "train": {
             "algorithm": algorithm,
             "steps": 2 if settings.quick else settings.steps,
-            "tasks": 8,
+            "tasks": 4,
             "samples": 16,
             "learned": 2,
             "learning_rate": 3e-5,
@@ -89,8 +89,8 @@ def training(settings: Settings, algorithm: str) -> dict[str, Any]:
         "episodes": {
             "environment": "frozen_lake",
             "turns": 12,
-            "turn_tokens": 16,
-            "context": 448,
+            "turn_tokens": 36,
+            "context": 512,
             "in_flight": IN_FLIGHT,
         },
     }
@@ -102,7 +102,7 @@ async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, Any]:
     logging.getLogger("rose").setLevel(logging.WARNING)
     place = Place(
         settings.out / "e2e", settings.model, settings.serving, (5, 250),
-        max_seqs=SEQUENCES, kv_gb=KV_GB,
+        context=CONTEXT, max_seqs=SEQUENCES, kv_gb=KV_GB,
     )  # fmt: skip
     found: dict[str, Any] = {}
     async with open_arena(place, say) as arena:

@@ -24,14 +24,17 @@ __all__ = [
 ]
 
 
-def _make_grown(path: Path, **sizes: int) -> Path:
-    return make_grown(path, resolve("tiny", path.parent), **sizes)
+def _make_grown(path: Path, source: str, **sizes: int) -> Path:
+    return make_grown(path, resolve(source, path.parent), **sizes)
 
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "tiny": make_player,
-    "small": partial(_make_grown, hidden=512, layers=8, intermediate=1536),
-    "medium": partial(_make_grown, hidden=896, layers=12, intermediate=2688),
+    "tiny-wordy": partial(make_player, wordy=True),
+    "small": partial(_make_grown, source="tiny", hidden=512, layers=8, intermediate=1536),
+    "medium-wordy": partial(
+        _make_grown, source="tiny-wordy", hidden=896, layers=12, intermediate=2688
+    ),
     # Random, for tests; of other shapes and seeds, so that mixing them up cannot go unnoticed.
     "tiny-a": make_tiny,
     "tiny-b": partial(make_tiny, hidden=96, kv_heads=1, seed=1),

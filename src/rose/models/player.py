@@ -4,6 +4,9 @@ It imitates a scripted player who names the cells around him and then mostly mov
 knows the rules of the dialogue and reaches the goal in about a third of the maps: what RL needs to
 have something to improve. It has the byte-level tokenizer of the other tiny models, and a chat
 template that says nothing of its own: what the environment says, what the model says, an end.
+
+A wordy player says what it sees in words: nearly three times the tokens a turn, for benchmarks in
+which engines and not turns are what costs.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ SEED = 0
 Say = Callable[[str], None]
 
 
-def make_player(path: Path, say: Say = lambda _: None) -> Path:
+def make_player(path: Path, say: Say = lambda _: None, *, wordy: bool = False) -> Path:
     """Write the model to the folder `path`, unless a complete model is already there."""
     if is_complete(path):
         return path
@@ -42,14 +45,14 @@ def make_player(path: Path, say: Say = lambda _: None) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = llama(tokenizer, HIDDEN, LAYERS, 2, INTERMEDIATE, std=0.02)
-        imitate(model, tokenizer, say)
+        imitate(model, tokenizer, say, wordy)
     with build(path) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return path
 
 
-def imitate(model: Any, tokenizer: Any, say: Say) -> None:
+def imitate(model: Any, tokenizer: Any, say: Say, wordy: bool) -> None:
     """Learn what the script says, given all that was said before."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -61,7 +64,7 @@ def imitate(model: Any, tokenizer: Any, say: Say) -> None:
     )
     model.train()
     for step in range(STEPS):
-        tokens, mask = _batch(tokenizer, rng)
+        tokens, mask = _batch(tokenizer, rng, wordy)
         logits = model(tokens[:, :-1]).logits
         loss = cross_entropy(logits[mask[:, 1:]], tokens[:, 1:][mask[:, 1:]])
         loss.backward()
@@ -73,7 +76,7 @@ def imitate(model: Any, tokenizer: Any, say: Say) -> None:
             say(f"warm start {step + 1} of {STEPS}: loss {float(loss.detach()):.3f}")
 
 
-def _batch(tokenizer: Any, rng: random.Random) -> tuple[Tensor, Tensor]:
+def _batch(tokenizer: Any, rng: random.Random, wordy: bool) -> tuple[Tensor, Tensor]:
     """Episodes of the script, padded at their end; the mask is of what the script said."""
     import torch
 
@@ -84,7 +87,8 @@ def _batch(tokenizer: Any, rng: random.Random) -> tuple[Tensor, Tensor]:
     for _ in range(EPISODES):
         tokens: list[int] = []
         mask: list[bool] = []
-        for seen, said in play(rng.randrange(1 << 30), SKILL, rng, FrozenLake()):
+        seed = rng.randrange(1 << 30)
+        for seen, said in play(seed, SKILL, rng, FrozenLake(), wordy=wordy):
             heard = tokenizer.encode(seen, add_special_tokens=False)
             spoken = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
             tokens += heard + spoken

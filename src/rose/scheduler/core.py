@@ -361,6 +361,13 @@ class Scheduler:
         """Turns that will likely follow this one: as many as there were."""
         return 0 if ask.last else self._trajectories.last(ask.trajectory).turns
 
+    def to_come(self, ask: Ask) -> int:
+        """Like `further`, and of one that has just begun what the job's others were like."""
+        if ask.last:
+            return 0
+        job, turns = self.jobs[ask.job], self._trajectories.last(ask.trajectory).turns
+        return max(turns, round(job.turns / max(1, job.begun)) - 1 - turns)
+
     def _end(self, turn: Turn, state: State, now: float) -> None:
         job = self.jobs[turn.ask.job]
         if turn.state == State.QUEUED:
@@ -374,6 +381,7 @@ class Scheduler:
             self._trajectories.ended(turn.ask.trajectory, turn.length)
             trajectory, group = f"t:{turn.ask.trajectory}", f"g:{turn.ask.group}"
             job.lengths.add(len(turn.tokens), trajectory, group, "all")
+            job.turns += 1
         self.ended[state] += 1
         turn.state, turn.since = state, now
 

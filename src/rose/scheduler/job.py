@@ -32,6 +32,8 @@ class Job:
     first: int = 0
     begun: int = 0
     """Trajectories since version `first`."""
+    turns: int = 0
+    """That have ended."""
     held: deque[str] = field(default_factory=deque)
     """First turns of trajectories that would be stale before a trainer gets to them."""
     running: int = 0

@@ -105,6 +105,12 @@ def test_the_script_says_what_is_around_it_and_goes_a_shortest_way() -> None:
     assert first_move(["P.O.", "OO..", "...G"]) is None
 
 
+def test_a_wordy_script_means_the_same() -> None:
+    said = scripted("P.\nOG\n", random.Random(0), 1.0, wordy=True)
+    assert said == "L edge D hole R ice U edge>R"
+    assert parse(said) == DIRECTIONS.index("R")
+
+
 def test_the_script_goes_around_holes() -> None:
     assert first_move([".P.", "OO.", "G.."]) == "R"
 

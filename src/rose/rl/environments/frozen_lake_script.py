@@ -1,7 +1,8 @@
 """A scripted player of Frozen Lake: what a model that is still to learn it can imitate.
 
 It names the cells around it and then goes: `L#D.R.U#>R` at the upper left, with ice to the right
-and below. How often its move is a good one is its skill.
+and below. A wordy one says `L edge D ice R ice U edge>R`. How often its move is a good one is its
+skill.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from rose.rl.environments.frozen_lake import (
     EDGE,
     GOAL,
     HOLE,
+    ICE,
     FrozenLake,
     around,
     beside,
@@ -21,12 +23,20 @@ from rose.rl.environments.frozen_lake import (
     player,
 )
 
+WORDS = {ICE: "ice", HOLE: "hole", GOAL: "goal", EDGE: "edge"}
 
-def scripted(grid: str, rng: random.Random, skill: float) -> str:
+
+def scripted(grid: str, rng: random.Random, skill: float, wordy: bool = False) -> str:
     """A thought and a move: with the chance `skill` one of a shortest way, otherwise any."""
     rows = grid.splitlines()
     best = first_move(rows) if rng.random() < skill else None
-    return f"{around(rows)}>{best or rng.choice(DIRECTIONS)}"
+    seen = in_words(around(rows)) if wordy else around(rows)
+    return f"{seen}>{best or rng.choice(DIRECTIONS)}"
+
+
+def in_words(seen: str) -> str:
+    pairs = zip(seen[::2], seen[1::2], strict=True)
+    return " ".join(f"{name} {WORDS[found]}" for name, found in pairs)
 
 
 def first_move(rows: list[str]) -> str | None:
@@ -46,12 +56,14 @@ def first_move(rows: list[str]) -> str | None:
     return None
 
 
-def play(seed: int, skill: float, rng: random.Random, env: FrozenLake) -> list[tuple[str, str]]:
+def play(
+    seed: int, skill: float, rng: random.Random, env: FrozenLake, *, wordy: bool = False
+) -> list[tuple[str, str]]:
     """One episode: what was seen and what was said, turn by turn."""
     turns: list[tuple[str, str]] = []
     observation, done = env.reset(seed), False
     while not done:
-        said = scripted(env.grid, rng, skill)
+        said = scripted(env.grid, rng, skill, wordy)
         turns.append((observation, said))
         step = env.move(said)
         observation, done = step.observation, step.done
