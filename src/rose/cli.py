@@ -71,7 +71,10 @@ def page_dump(
 @models_app.command("make")
 def models_make(
     name: Annotated[
-        str, typer.Argument(help="tiny, tiny-wordy, small, medium-wordy, smollm2; tiny-a, tiny-b: random")
+        str,
+        typer.Argument(
+            help="tiny, tiny-wordy, small, medium-wordy, smollm2; tiny-a, tiny-b: random"
+        ),
     ],
     path: Annotated[Path | None, typer.Argument(help="Folder to make it in.")] = None,
 ) -> None:
