@@ -72,9 +72,7 @@ def page_dump(
 def models_make(
     name: Annotated[
         str,
-        typer.Argument(
-            help="tiny, tiny-wordy, small, medium-wordy, smollm2; tiny-a, tiny-b: random"
-        ),
+        typer.Argument(help=", ".join(models.MAKERS)),
     ],
     path: Annotated[Path | None, typer.Argument(help="Folder to make it in.")] = None,
 ) -> None:
