@@ -72,7 +72,7 @@ def page_dump(
 def models_make(
     name: Annotated[
         str,
-        typer.Argument(help=", ".join(models.MAKERS)),
+        typer.Argument(help="tiny, tiny-wordy, small, medium-wordy, smollm2; random: tiny-a, -b"),
     ],
     path: Annotated[Path | None, typer.Argument(help="Folder to make it in.")] = None,
 ) -> None:
