@@ -89,6 +89,7 @@ def test_the_same_file_gives_the_same_plan(tmp_path: Path) -> None:
         ({"serving": {"traffic": "nobody"}}, "traffic is 'nobody'"),
         ({"job": {"rollouts": "chess"}}, "rollouts is 'chess'"),
         ({"job": {"models": "x"}}, "job.models"),
+        ({"job": {"in_flight": 0}}, "job.in_flight"),
         ({"job": {"model": "Llama-3-70B"}}, "does not fit"),
         ({"devices": {"dedicated": 0}}, "devices.dedicated"),
         ({"serving": {"trace": "/nowhere/trace.csv"}}, "/nowhere/trace.csv"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +134,23 @@ def test_asynchronous_is_a_system_of_its_own() -> None:
     assert facts(simulate(base, SYSTEMS["fixed_async"])) == facts(
         simulate(loose, replace(SYSTEMS["fixed"], name="fixed_async"))
     )
+
+
+def asynchronous(**more: Any) -> Outcome:
+    job = replace(scenario().job, demand=Grpo(16, 8), **more)
+    return simulate(scenario(job=job), SYSTEMS["fixed_async"])
+
+
+def test_no_more_is_in_flight_than_memory_holds() -> None:
+    fits, everything = asynchronous(), asynchronous(in_flight=math.inf)
+    assert everything.prefix_hits < 0.1
+    assert fits.prefix_hits > 0.7
+    assert fits.throughput > everything.throughput
+
+
+def test_what_is_in_flight_may_be_stated() -> None:
+    assert asynchronous(in_flight=4).throughput < asynchronous(in_flight=16).throughput
+    assert asynchronous(in_flight=1).prefix_hits > 0.7
 
 
 def test_places_make_waves() -> None:

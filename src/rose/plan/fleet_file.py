@@ -70,6 +70,8 @@ class JobPart(Strict):
     samples: int = Field(ge=1)
     train_s: float = Field(gt=0)
     staleness: int | None = Field(None, ge=0)
+    in_flight: int | None = Field(None, ge=1)
+    """Trajectories at once in all, while nobody waits; by default as many as KV memory holds."""
     density: float = Field(0.01, gt=0, le=1)
     """Share of weights that a step changes; 0.6 to 4.5 % at usual learning rates."""
     profile: Path | None = None
@@ -121,6 +123,10 @@ def scenario(file: FleetFile) -> Scenario:
     devices = file.devices
     served, trained = shape(file.serving.model), shape(file.job.model)
     chip = gpu(devices.gpu)
+
+    def kv_bytes(*models: ModelShape) -> int:
+        return int(free_bytes(chip, models, devices.tp) * devices.tp)
+
     check_fits(chip, served, devices.tp, rollout=trained, headroom=file.serving.headroom)
     law, sizes = _traffic(file.serving)
     serving = Serving(
@@ -137,7 +143,8 @@ def scenario(file: FleetFile) -> Scenario:
         lendable=devices.lendable,
         trainers=devices.trainers,
         tp=devices.tp,
-        kv_bytes=int(free_bytes(chip, [served, trained], devices.tp) * devices.tp),
+        kv_bytes=kv_bytes(served, trained),
+        own_kv_bytes=kv_bytes(trained),
         serving=serving,
         job=RlJob(
             _engine(devices, trained, file.job.profile),
@@ -145,6 +152,7 @@ def scenario(file: FleetFile) -> Scenario:
             _demand(file.job),
             file.job.train_s,
             file.job.staleness,
+            in_flight=file.job.in_flight,
             parameters=trained.parameters,
             density=file.job.density,
         ),

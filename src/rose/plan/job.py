@@ -158,8 +158,7 @@ def at_load(scenario: Scenario, load: float, seconds: float = 600.0) -> Scenario
 
 def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[Device]:
     """The job's own first, then those that it may borrow."""
-    job, promised = scenario.job, scenario.serving
-    own = scenario.kv_bytes if scenario.own_kv_bytes is None else scenario.own_kv_bytes
+    job, promised, own = scenario.job, scenario.serving, _own_kv(scenario)
     made = [
         Device(i, serving=None, rollout=job.engine, kv_total=own) for i in range(scenario.dedicated)
     ]
@@ -180,6 +179,10 @@ def _devices(scenario: Scenario, system: System, serving: bool = False) -> list[
         one.active = False
         made.append(one)
     return made
+
+
+def _own_kv(scenario: Scenario) -> int:
+    return scenario.kv_bytes if scenario.own_kv_bytes is None else scenario.own_kv_bytes
 
 
 def known(serving: Serving) -> Traffic:
@@ -230,10 +233,24 @@ def _kind(scenario: Scenario, system: System) -> Kind:
         away_s=system.away_s,
         limit_s=system.limit_s,
         places=scenario.job.places,
-        in_flight=math.inf if scenario.job.staleness is None else scenario.job.in_flight,
+        in_flight=_in_flight(scenario, system, most),
         dealt=system.dealt and scenario.job.staleness is None,
         gpus=scenario.tp,
     )
+
+
+def _in_flight(scenario: Scenario, system: System, borrowed: int) -> float:
+    """While nobody waits: as stated, or as many as the KV memory of all devices that there may be
+    holds. With more, turns find the prefix of the one before thrown away."""
+    job, own = scenario.job, _own_kv(scenario)
+    if job.staleness is None:
+        return math.inf
+    if job.in_flight is not None:
+        return job.in_flight
+    shared = scenario.kv_bytes * (1.0 - scenario.serving.headroom)
+    lent = shared if system.borrows == "serving" else own
+    held = scenario.dedicated * own + borrowed * lent
+    return max(1.0, held / (job.law.context_in_flight() * job.engine.kv_bytes))
 
 
 def weights(scenario: Scenario, system: System) -> Sync:

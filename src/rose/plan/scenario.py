@@ -43,8 +43,8 @@ class RlJob:
     behind when it is trained on, and nobody waits."""
     places: float = math.inf
     """Trajectories at once for every device, while each step waits for all of its own."""
-    in_flight: float = math.inf
-    """Trajectories at once in all, while nobody waits."""
+    in_flight: float | None = None
+    """Trajectories at once in all, while nobody waits; None: as many as KV memory holds."""
     parameters: int = 0
     density: float = 0.01
     """Share of weights that a step changes."""

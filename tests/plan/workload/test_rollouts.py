@@ -128,3 +128,26 @@ def test_senseless_laws_are_refused(name: str, value: float) -> None:
 def test_no_trajectories_are_refused() -> None:
     with pytest.raises(ValueError, match="prompts is 0"):
         make_rollouts(replace(LAW, prompt=Fixed(3)), 0, 4, seed=0)
+
+
+def test_a_turns_context_is_all_that_came_before_and_what_it_made() -> None:
+    made = Trajectories(
+        group=np.array([0, 0]),
+        prompt=np.array([100, 100]),
+        offset=np.array([0, 2, 3]),
+        output=np.array([10, 20, 30]),
+        observation=np.array([5, 0, 0]),
+        tool_s=np.zeros(3),
+    )
+    assert made.contexts.tolist() == [110, 135, 130]
+
+
+def test_a_trajectory_in_flight_is_likely_a_long_one() -> None:
+    alike = replace(
+        LAW, prompt=Fixed(100), turns=Quantiles(((0.0, 2), (1.0, 2))),
+        output=LogNormal(20, 0.0, 20), observation=Fixed(10),
+    )  # fmt: skip
+    assert alike.context_in_flight() == pytest.approx((120 + 150) / 2)
+    few_are_long = replace(alike, turns=Quantiles(((0.0, 1), (0.9, 1), (1.0, 20))))
+    drawn = make_rollouts(few_are_long, 5000, 1, seed=0)
+    assert few_are_long.context_in_flight() > 1.2 * drawn.tokens.mean()

@@ -18,6 +18,9 @@ from rose.plan.workload.quantiles import Quantiles
 TAIL_BEGINS = 0.3
 """Of the rollout's duration: where ROSE reports 75 % of the trajectories to have finished."""
 
+DRAWN = 5_000
+"""Trajectories from which a law's mean is known to a few percent."""
+
 _share_below = np.frompyfunc(NormalDist().cdf, 1, 1)
 
 
@@ -49,6 +52,11 @@ class Trajectories:
         """In the end, of each trajectory."""
         made: Counts = np.add.reduceat(self.output + self.observation, self.offset[:-1])
         return self.prompt + made
+
+    @property
+    def contexts(self) -> Counts:
+        """Tokens in the KV of each turn when it ends."""
+        return _contexts(self.prompt, self.turns, self.output, self.observation)
 
     def durations(self, token_s: float, read_s: float = 0.0) -> Times:
         """Seconds of each trajectory if it never waits: `token_s` per token made, `read_s` per
@@ -103,6 +111,12 @@ class Rollouts:
         tool_s = self.tool_s.values(len(output), rng)
         return _fitted(group, prompt, turns, output, observation, tool_s, self.context)
 
+    def context_in_flight(self) -> float:
+        """Tokens expected of a trajectory under way: the mean of turns, each for as long as it
+        makes tokens, because long ones are met more often."""
+        drawn = self.draw(DRAWN, 1, np.random.default_rng(0))
+        return float(np.average(drawn.contexts, weights=drawn.output))
+
     def _output(self, hard: Times, rng: Generator) -> Counts:
         own = rng.standard_normal(len(hard))
         score = np.sqrt(self.steady) * hard + np.sqrt(1.0 - self.steady) * own
@@ -126,15 +140,19 @@ def _fitted(
     context: int,
 ) -> Trajectories:
     """Without the turns that exceed the context, and nothing after each last turn."""
-    first = np.concatenate(([0], np.cumsum(turns)[:-1]))
+    first = np.cumsum(turns) - turns
     output[first] = np.minimum(output[first], context - prompt)
-    grown = output + observation
-    before = np.cumsum(grown) - grown
-    reached = np.repeat(prompt - before[first], turns) + before + output
-    kept = reached <= context
+    kept = _contexts(prompt, turns, output, observation) <= context
     offset = np.concatenate(([0], np.cumsum(np.add.reduceat(kept, first, dtype=np.int64))))
     output, observation, tool_s = output[kept], observation[kept], tool_s[kept]
     last = offset[1:] - 1
     observation[last] = 0
     tool_s[last] = 0.0
     return Trajectories(group, prompt, offset, output, observation, tool_s)
+
+
+def _contexts(prompt: Counts, turns: Counts, output: Counts, observation: Counts) -> Counts:
+    grown = output + observation
+    before = np.cumsum(grown) - grown
+    reached: Counts = np.repeat(prompt - before[np.cumsum(turns) - turns], turns) + before + output
+    return reached
