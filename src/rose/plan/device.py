@@ -68,8 +68,8 @@ class Device:
         """Device time that each engine has had."""
         self.rolled_tokens = 0
         self.late_expected = 0.0
-        self.host = self.hosted_s = 0.0
-        """Seconds of the host's work that are left here, and all that there were."""
+        self.host = 0.0
+        """Seconds of the host's work that are left here."""
         self.longest_s = 0.0
         """Of rollout steps that began beside a serving engine."""
 
@@ -138,7 +138,6 @@ class Device:
     def take_host(self, seconds: float) -> float:
         """Work of the host, which gets an equal share; how long until it is done as things are."""
         self.host += seconds
-        self.hosted_s += seconds
         return self.host * (1 + self.runnable)
 
     def arrive(self, job: Job, now: float) -> None:
