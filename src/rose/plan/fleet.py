@@ -175,7 +175,8 @@ class Fleet:
         self.served.tpot.append(0.0)
         job = Job(id_, prompt, prompt, output)
         if self.kind.front_s:
-            self.at(self._hosted(self.kind.front_s, now), partial(self._enter_serving, device, job))
+            done = self._hosted(self.kind.front_s, now, fair=True)
+            self.at(done, partial(self._enter_serving, device, job))
         else:
             self._enter_serving(device, job, now)
         self._expect_request(device)
@@ -324,18 +325,19 @@ class Fleet:
         if following is not None:
             self.at(done + tool_s, following)
 
-    def _hosted(self, seconds: float, now: float) -> float:
+    def _hosted(self, seconds: float, now: float, *, fair: bool = False) -> float:
         """Work of the host goes where least is going on, and else stays where it was, as a kernel
-        wakes threads; when it is done."""
+        wakes threads; when it is done. Turns wait for each other, in the same few processes; a
+        serving request has others and is `fair`."""
         self._host_at = min(
             self.devices, key=lambda d: (d.runnable + (d.host > 0), d is not self._host_at)
         )
-        return now + self.burden(self._host_at, seconds)
+        return now + self.burden(self._host_at, seconds, fair=fair)
 
-    def burden(self, device: Device, seconds: float) -> float:
+    def burden(self, device: Device, seconds: float, *, fair: bool = False) -> float:
         """Work of the host on a device's core; how long until it is done."""
         device.advance(self.now)
-        lasts = device.take_host(seconds)
+        lasts = device.take_host(seconds, fair=fair)
         self.settle(device, self.now)
         return lasts
 
