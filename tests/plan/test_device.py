@@ -190,6 +190,14 @@ def test_the_host_shares_with_what_does_not_give_way(terms: Terms, share: float)
     assert times(run(one), "turn")[7] == pytest.approx(0.02 + 199 * DECODE_S + 0.1)
 
 
+def test_work_of_the_host_waits_for_its_other_work_or_shares_with_it() -> None:
+    one = device(PREEMPTION)
+    one.take_host(1.0)
+    assert one.take_host(0.1) == pytest.approx(1.1)
+    assert one.take_host(0.1, fair=True) == pytest.approx(0.2)
+    assert one.host == pytest.approx(1.2)
+
+
 def test_serving_that_ends_beside_the_host_takes_twice_as_long() -> None:
     one = device(GATE)
     one.arrive(request(1), 0.0)

@@ -13,16 +13,23 @@ from hypothesis import strategies as st
 from tests.plan.simple import MODEL
 
 from rose.bench.arrivals import Fixed, LogNormal
+from rose.executor.admission import Terms
 from rose.executor.slo import Slo
+from rose.plan.device import Device
+from rose.plan.fleet import Fleet
 from rose.plan.job import Outcome, alone, at_load, simulate
+from rose.plan.lending import Kind
 from rose.plan.scenario import RlJob, Scenario, Serving
+from rose.plan.sharing import Prompts, Sharing
 from rose.plan.sync import Links
 from rose.plan.systems import SYSTEMS
+from rose.plan.validation.node import recorded_turns
 from rose.plan.workload.demand import Accept, Dapo, Grpo
 from rose.plan.workload.laws import Poisson, SquareBursts
 from rose.plan.workload.quantiles import Quantiles
 from rose.plan.workload.rollouts import Rollouts
 from rose.plan.workload.serving import Sizes
+from rose.plan.workload.traffic import Traffic
 
 LAW = Rollouts(
     prompt=Fixed(100),
@@ -172,3 +179,18 @@ def test_refilling_throws_away_what_runs_when_there_is_enough() -> None:
     assert [step.trained for step in found.steps] == [16, 16]
     assert len(found.finished) < sum(step.trajectories for step in found.steps)
     assert not np.isnan(found.finished).any()
+
+
+@pytest.mark.parametrize(("terms", "times"), [(Terms("rose", 0.001), 1), (Terms("share_all"), 2)])
+def test_a_request_passes_the_host_before_its_engine_has_it(terms: Terms, times: int) -> None:
+    """On the same cores: with nobody else there, or beside rollouts that do not give way."""
+    known = Prompts((100, 100, 100, 100, 100), 100, 1.0)
+    sharing = Sharing(terms, Slo(0.5, 0.1), MODEL, MODEL, known, credit_s=2.0)
+    device = Device(0, serving=MODEL, rollout=MODEL, kv_total=10_000_000, sharing=sharing)
+    device.wake()
+    traffic = Traffic(np.array([0.5]), np.array([100]), np.array([2]), 1.0)
+    fleet = Fleet([device], [traffic], Kind(front_s=0.05), np.random.default_rng(0))
+    fleet.begin(recorded_turns([[(100, 500, 0.0)]]), 0)
+    fleet.pass_time(1.0)
+    assert fleet.served.arrival[0] == 0.5
+    assert fleet.served.ttft[0] == pytest.approx(times * (0.05 + 0.02), abs=0.001)

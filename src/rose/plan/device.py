@@ -68,8 +68,8 @@ class Device:
         """Device time that each engine has had."""
         self.rolled_tokens = 0
         self.late_expected = 0.0
-        self.host = self.hosted_s = 0.0
-        """Seconds of the host's work that are left here, and all that there were."""
+        self.host = 0.0
+        """Seconds of the host's work that are left here."""
         self.longest_s = 0.0
         """Of rollout steps that began beside a serving engine."""
 
@@ -135,11 +135,12 @@ class Device:
         serves = self.serving is not None and self.serving.steps > 0
         return serves + (self.rollout.steps > 0 and not yields)
 
-    def take_host(self, seconds: float) -> float:
-        """Work of the host, which gets an equal share; how long until it is done as things are."""
+    def take_host(self, seconds: float, *, fair: bool = False) -> float:
+        """Work of the host, which gets an equal share; how long until it is done as things are:
+        after what the host has to do here already, or in a fair share with it."""
+        before = min(self.host, seconds) if fair else self.host
         self.host += seconds
-        self.hosted_s += seconds
-        return self.host * (1 + self.runnable)
+        return (before + seconds) * (1 + self.runnable)
 
     def arrive(self, job: Job, now: float) -> None:
         """A serving request."""

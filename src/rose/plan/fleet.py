@@ -95,6 +95,7 @@ class Fleet:
         """A trajectory that ends makes room for the next."""
         self.ends: Callable[[int], None] = lambda _: None
         """Told of every trajectory that ends."""
+        self._host_at = devices[0]
         self.hits = self.looked = 0
         self.cuts = 0
         self._places = Places(kind.places, kind.in_flight, kind.dealt)
@@ -172,10 +173,18 @@ class Fleet:
         self.served.arrival.append(now)
         self.served.ttft.append(math.nan)
         self.served.tpot.append(0.0)
-        device.advance(now)
-        device.arrive(Job(id_, prompt, prompt, output), now)
-        self.settle(device, now)
+        job = Job(id_, prompt, prompt, output)
+        if self.kind.front_s:
+            done = self._hosted(self.kind.front_s, now, fair=True)
+            self.at(done, partial(self._enter_serving, device, job))
+        else:
+            self._enter_serving(device, job, now)
         self._expect_request(device)
+
+    def _enter_serving(self, device: Device, job: Job, now: float) -> None:
+        device.advance(now)
+        device.arrive(job, now)
+        self.settle(device, now)
 
     def _was_served(self, job: Job, first: bool, now: float) -> None:
         served = self.served
@@ -311,17 +320,24 @@ class Fleet:
             self.dispatch(now)
 
     def _host(self, following: Callable[[float], None] | None, tool_s: float, now: float) -> None:
-        """A turn has ended: its host work goes where it is missed least, and what follows in the
-        trajectory, if anything, waits for it."""
-        device = min(self.devices, key=lambda d: (d.runnable + (d.host > 0), d.hosted_s))
-        done = now + self.burden(device, self.kind.host_s)
+        """A turn has ended: what follows in the trajectory, if anything, waits for the host."""
+        done = self._hosted(self.kind.host_s, now)
         if following is not None:
             self.at(done + tool_s, following)
 
-    def burden(self, device: Device, seconds: float) -> float:
+    def _hosted(self, seconds: float, now: float, *, fair: bool = False) -> float:
+        """Work of the host goes where least is going on, and else stays where it was, as a kernel
+        wakes threads; when it is done. Turns wait for each other, in the same few processes; a
+        serving request has others and is `fair`."""
+        self._host_at = min(
+            self.devices, key=lambda d: (d.runnable + (d.host > 0), d is not self._host_at)
+        )
+        return now + self.burden(self._host_at, seconds, fair=fair)
+
+    def burden(self, device: Device, seconds: float, *, fair: bool = False) -> float:
         """Work of the host on a device's core; how long until it is done."""
         device.advance(self.now)
-        lasts = device.take_host(seconds)
+        lasts = device.take_host(seconds, fair=fair)
         self.settle(device, self.now)
         return lasts
 

@@ -51,6 +51,8 @@ class Kind(NamedTuple):
     host_s: float = 0.0
     """Of devices' time that a turn takes beside its engine: HTTP, agents, where the host has no
     cores of its own."""
+    front_s: float = 0.0
+    """The same of a serving request, before its engine has it."""
 
 
 @dataclass

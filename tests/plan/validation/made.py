@@ -77,10 +77,11 @@ def e2e_result(folder: Path) -> dict[str, Any]:
 
 
 def _run(bench: Any, mode: str, steps: list[dict[str, Any]]) -> arena.Run:
-    rest_s, turn_s = 2.0, 0.005
+    rest_s, turn_s, front_s = 2.0, 0.005, 0.004
     told = {"seed": 7, "window": (5.0, 5.0), "activating_s": 4.0, "cpu": asdict(Spent()),
             "steps": [{"turns": 1.0, "episodes": 1} | step for step in steps]}  # fmt: skip
-    seen = bench.simulate(arena.MODES[mode], [told], replayed.Given(rest_s, turn_s, turn_s), 0)
+    given = replayed.Given(rest_s, turn_s, turn_s, front_s=front_s)
+    seen = bench.simulate(arena.MODES[mode], [told], given, 0)
     episodes = sum(len(group) for step in steps for group in step["groups"])
     turns = sum(len(one.split()) // 2 for step in steps for g in step["groups"] for one in g)
     seconds, count = episodes / seen.made_per_s, len(steps)
@@ -90,7 +91,8 @@ def _run(bench: Any, mode: str, steps: list[dict[str, Any]]) -> arena.Run:
          "step_s": seconds / count, "at": 0.0, "reward": 0.5}
         for i in range(count)
     ]  # fmt: skip
-    cpu = Spent(seconds, bench.served_s, {}, 0.0, bench.served_s + turns * turn_s)
+    host_s = turns * turn_s + len(seen.ttft) * front_s
+    cpu = Spent(seconds, bench.served_s, {}, 0.0, bench.served_s + host_s)
     return arena.Run(mode, rows, _samples(seen), seed=7, window=(5.0, 5.0 + seconds),
                      lengths=steps, activating_s=4.0, cpu=cpu)  # fmt: skip
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.plan.validation.made import e2e_result, executor_result, written
 from typer.testing import CliRunner
 
 from rose.cli import app
-from rose.plan.validation.compared import Compared, worst
+from rose.plan.validation.compared import Compared, chance, worst
 from rose.plan.validation.e2e import e2e
 from rose.plan.validation.executor import executor
 
@@ -56,6 +57,13 @@ def test_the_simulator_finds_itself_and_sees_what_was_changed(bench: str, tmp_pa
     changed = play(written(tmp_path / "changed.json", result))
     missed = {(row.mode, row.key) for row in changed if row.error > 0.3}
     assert missed == {("rose", "ttft_p99")}
+
+
+def test_a_p99_of_few_requests_is_more_of_a_chance() -> None:
+    values = np.random.default_rng(1).lognormal(0.0, 0.5, 2000)
+    few, many = chance(values, 200), chance(values, 2000)
+    assert 0.0 < many < few < 0.5
+    assert chance(np.ones(50), 50) == 0.0
 
 
 def test_the_command_takes_what_is_where_benchmarks_write(tmp_path: Path) -> None:

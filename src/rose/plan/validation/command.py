@@ -38,10 +38,11 @@ def validate(
 
 def shown(files: dict[str, Path], rows: list[Compared]) -> tuple[list[Any], dict[str, Any]]:
     """For people, and as JSON."""
-    table = Table("bench", "scenario", "mode", "", "measured", "simulated", "error")
+    table = Table("bench", "scenario", "mode", "", "measured", "simulated", "error", "by chance")
     for row in rows:
         table.add_row(row.bench, row.scenario, row.mode, row.key, _range(row, row.measured),
-                      _range(row, row.simulated), f"{row.error:.0%}")  # fmt: skip
+                      _range(row, row.simulated), f"{row.error:.0%}",
+                      "" if row.chance is None else f"{row.chance:.0%}")  # fmt: skip
     errors = worst(rows)
     words = ", ".join(f"{key} {value:.3f}" for key, value in errors.items())
     return [table, words], {

@@ -16,6 +16,7 @@ from rose.bench.stats import Spread, median_and_spread, percentiles
 
 PLAYED = 9
 """How often a benchmark is simulated, each time with other chances."""
+RESAMPLED = 500
 THROUGHPUT, TTFT, TPOT = "throughput", "ttft_p99", "tpot_p99"
 
 
@@ -29,6 +30,8 @@ class Compared:
     """Its windows or runs beside it, where the benchmark tells them."""
     simulated: Spread
     """The middle of several plays: chance alone makes this much of a difference."""
+    chance: float | None = None
+    """Of a P99: nine of ten of as many other requests are within this share of it."""
 
     @property
     def error(self) -> float:
@@ -80,8 +83,9 @@ def checked(path: Path, play: Callable[[], list[Compared]]) -> list[Compared]:
 
 
 def tails(
-    bench: str, scenario: str, mode: str, told: dict[str, Any], seen: Sequence[Seen], host_s: float
-) -> list[Compared]:
+    bench: str, scenario: str, mode: str, told: dict[str, Any], seen: Sequence[Seen],
+    host_s: float = 0.0,
+) -> list[Compared]:  # fmt: skip
     """P99s as the benchmark takes them. `told`: what it says of the mode; `seen`: its windows,
     played several times over, of which the middle P99 counts."""
     if not told["ttft_s"]:
@@ -92,8 +96,18 @@ def tails(
         p99s = [one[f"{name}_s"]["p99"] for one in windows] or [told[f"{name}_s"]["p99"]]
         measured = Spread(told[f"{name}_s"]["p99"], min(p99s), max(p99s), len(p99s))
         simulated = median_and_spread([p99(getattr(one, name)) + extra for one in seen])
-        rows.append(Compared(bench, scenario, mode, key, measured, simulated))
+        by_chance = chance(getattr(seen[0], name) + extra, told[f"{name}_s"]["count"])
+        rows.append(Compared(bench, scenario, mode, key, measured, simulated, by_chance))
     return rows
+
+
+def chance(values: np.ndarray, count: int) -> float:
+    """How far P99s of `count` requests are from each other, by drawing them from simulated ones:
+    half of the range of nine in ten, as a share. A P99 of 300 requests is the third worst."""
+    drawn = np.random.default_rng(0).choice(values, (RESAMPLED, count))
+    p99s = np.quantile(drawn, 0.99, axis=1, method="inverted_cdf")
+    low, middle, high = np.quantile(p99s, (0.05, 0.5, 0.95))
+    return float((high - low) / 2 / middle)
 
 
 def pooled(ones: Sequence[Seen]) -> Seen:

@@ -6,16 +6,19 @@ nothing is lent:
 
     rollout     how much longer its steps are than the profile says: until sampling takes as long
                 as it did
-    serving     seconds that its steps are longer, until the median time per token is what it was:
-                its HTTP server works for every token too, on the same two cores
+    serving     seconds that its steps are longer, until its engine has used as much CPU time as it
+                did; and for every token that a step makes, until the median time per token is what
+                it was: its HTTP server sends each one, on the same core
+    front       CPU time for a request before its engine has it, until the median time to the first
+                token is what it was
     host        CPU time of everything else, HTTP servers, scheduler and load generator, for each
-                turn. Two cores are all there is, so devices do that work, wherever it is missed
-                least; what serving's steps were made longer by is in it already
+                turn; what serving's tokens and requests take of it is theirs already
     rest        of a step: learning, checkpoint, weights; the same in all modes
-    first token the host's part of it (`compared.host_seconds`)
 
-and of `elastic` what a cold start takes, by the clock and of the serving device's core. What the
-modes come to is predicted.
+Two cores are all there is, so devices do the host's work (`Fleet`). A request that comes while
+rollouts do not give way waits for its HTTP server, too, and not for its engine only.
+Of `elastic` it is taken how long a cold start is, by the clock and of the serving device's core.
+What the modes come to is predicted.
 """
 
 from __future__ import annotations
@@ -48,7 +51,6 @@ from rose.plan.validation.compared import (
     Compared,
     Seen,
     checked,
-    host_seconds,
     load,
     pooled,
     scaled,
@@ -71,7 +73,9 @@ SERVING_TOKENS = 2048
 ACTIVATE_S = 0.1
 """Of a warm engine, as `rose bench executor` measures it."""
 REST_S = 10.0
-CORRECTIONS = 3
+CORRECTIONS, LOOKS = 5, 3
+"""How often, and from how many plays each time. Half of what lacks in a first token is added: its
+host work often has half of a core."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,15 @@ class Given:
     host_s: float
     """CPU time of the host for each turn."""
     turn_s: float
-    """The same without what serving's steps have of it already."""
+    """The same without what is for serving."""
     rollout: float = 1.0
     """How much longer rollout steps are than profiled."""
-    longer_s: float = 0.0
+    step_s: float = 0.0
     """The same of serving's, in seconds."""
+    token_s: float = 0.0
+    """CPU time of the host for each token of serving."""
+    front_s: float = 0.0
+    """CPU time of the host for each serving request, before its engine has it."""
 
 
 def e2e(path: Path, say: Say = quiet) -> list[Compared]:
@@ -116,7 +124,6 @@ def _play(result: dict[str, Any], say: Say) -> list[Compared]:
 
 
 def _compare(algorithm: str, runs: dict[str, Any], seen: dict[str, list[Seen]]) -> list[Compared]:
-    host_s = host_seconds(runs["static"], seen["static"])
     measured = runs["static"]["episodes_per_s"]["median"]
     whole = speeds(seen["static"]).median
     found = []
@@ -126,7 +133,7 @@ def _compare(algorithm: str, runs: dict[str, Any], seen: dict[str, list[Seen]]) 
             ratio = scaled(Spread(**told["episodes_per_s"]), 1 / measured)
             played = scaled(speeds(ones), 1 / whole)
             found.append(Compared("e2e", algorithm, mode, THROUGHPUT, ratio, played))
-        found += tails("e2e", algorithm, mode, told, ones, host_s)
+        found += tails("e2e", algorithm, mode, told, ones)
     return found
 
 
@@ -145,15 +152,23 @@ def _given(bench: _Bench, told: dict[str, Any]) -> Given:
     rest_s = statistics.mean(step["step_s"] - step["sample_s"] for step in steps)
     given = Given(rest_s, host_s / turns, host_s / turns)
     for _ in range(CORRECTIONS):
-        static = bench.simulate(arena.MODES["static"], runs, given, 0)
-        tpot = float(np.median(static.tpot))
-        in_steps_s = max(0.0, bench.served_s - served_s)
+        static = pooled(
+            [bench.simulate(arena.MODES["static"], runs, given, number) for number in range(LOOKS)]
+        )
+        ttft, tpot = float(np.median(static.ttft)), float(np.median(static.tpot))
+        own_s = bench.served_s - given.token_s * bench.tokens
+        more_s = (served_s - own_s) / bench.steps
+        token_s = max(0.0, given.token_s + told["tpot_s"]["p50"] - tpot - more_s)
+        front_s = max(0.0, given.front_s + (told["ttft_s"]["p50"] - ttft) / 2)
+        for_serving_s = token_s * bench.tokens + front_s * told["requests"]
         given = Given(
             rest_s,
             host_s / turns,
-            max(0.0, host_s - in_steps_s) / turns,
+            max(0.0, host_s - for_serving_s) / turns,
             given.rollout * sampled_s / bench.sampled_s,
-            given.longer_s + told["tpot_s"]["p50"] - tpot,
+            given.step_s + more_s,
+            token_s,
+            front_s,
         )
     return given
 
@@ -170,13 +185,16 @@ class _Bench:
         self._traffic = arena.Traffic(self._rate, recorded=recorded)
         self._wanted = settings["training"]["train"]["tasks"]
         self.sampled_s = self.served_s = 0.0
-        """In all runs of the last `simulate`: time of sampling, device time of serving."""
+        self.steps = self.tokens = 0
+        """In all runs of the last `simulate`: time of sampling, device time of serving, its steps
+        and the tokens that they made."""
 
     def simulate(
         self, mode: Mode, runs: Sequence[dict[str, Any]], given: Given, number: int
     ) -> Seen:
         """All runs of a mode, for the `number`th time."""
         self.sampled_s = self.served_s = 0.0
+        self.steps = self.tokens = 0
         seeds = range(number * len(runs), (number + 1) * len(runs))
         return pooled([self._run(mode, *one, given) for one in zip(runs, seeds, strict=True)])
 
@@ -188,6 +206,7 @@ class _Bench:
             most_borrowed=int(mode.lent),
             activate_s=cold_s if mode.cold else ACTIVATE_S,
             host_s=given.turn_s,
+            front_s=given.front_s,
         )
         requests = self._traffic.requests(arena.LONGEST_S, run["seed"])
         traffic = Traffic.of(requests, arena.LONGEST_S).slice(run["window"][0], arena.LONGEST_S)
@@ -204,9 +223,15 @@ class _Bench:
                 fleet.lending.release(fleet.now)
             fleet.pass_time(given.rest_s)
         seconds = fleet.now
-        self.served_s += devices[1].serving_s
+        self._count(fleet, devices[1], traffic)
         fleet.pass_time(REST_S)
         return _seen(fleet, traffic, seconds, episodes / seconds)
+
+    def _count(self, fleet: Fleet, device: Device, traffic: Traffic) -> None:
+        assert device.serving is not None
+        self.served_s += device.serving_s
+        self.steps += device.serving.made
+        self.tokens += int(np.sum(traffic.output[: len(fleet.served.ttft)] - 1))
 
     def _sample(self, fleet: Fleet, step: dict[str, Any]) -> int:
         """A step's groups: as many as are wanted, and one more for each that was of no use, as
@@ -240,7 +265,7 @@ class _Bench:
                           slowdown=given.rollout, seed=seed)  # fmt: skip
 
         serving = engine(self._profiles["serving"], self._serving_model, SERVING_TOKENS, SEQUENCES,
-                         longer_s=given.longer_s, seed=seed)  # fmt: skip
+                         longer_s=given.step_s, token_s=given.token_s, seed=seed)  # fmt: skip
         terms = Terms(mode.rule, PREEMPT_S if mode.preemption else None)
         borrowed, kv_total = rollout("lent"), int(KV_GB * (1 << 30))
         sharing = lending(terms, self._slo, serving, borrowed, requests, self._rate)

@@ -27,10 +27,15 @@ PREEMPT_S = 0.0005
 
 def engine(
     profile: Profile, model: str, tokens: int, sequences: int, *, longer_s: float = 0.0,
-    slowdown: float = 1.0, seed: int = 0,
+    token_s: float = 0.0, slowdown: float = 1.0, seed: int = 0,
 ) -> EngineModel:  # fmt: skip
-    """`longer_s`, `slowdown`: by how much and by what factor steps are longer than profiled."""
-    profile = replace(profile, fixed_s=max(0.0, profile.fixed_s + longer_s))
+    """`longer_s`, `token_s`, `slowdown`: by how much, by how much for each token that they make and
+    by what factor steps are longer than profiled."""
+    profile = replace(
+        profile,
+        fixed_s=max(0.0, profile.fixed_s + longer_s),
+        per_decode_s=profile.per_decode_s + token_s,
+    )
     kv, jitter = kv_bytes_per_token(resolve(model)), Jitter(profile, seed)
     return EngineModel(Measured(profile, slowdown), kv, tokens, sequences, BLOCK, jitter)
 
