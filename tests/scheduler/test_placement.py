@@ -48,6 +48,17 @@ def test_a_long_trajectory_pays_once_to_be_on_a_fast_engine() -> None:
     assert place("cost", replaced(asked, further=8), [slow, engine("fast")]) == engine("fast")
 
 
+def test_a_prefill_that_others_wait_for_has_to_gain_more() -> None:
+    """The faster engine is worth a prefill, but not one that twenty turns there wait for."""
+    slow = engine("slow", running=20, speed=Speed(0.04, 0.001, 0.0005))
+    fast = engine("fast", running=0, speed=Speed(0.02, 0.001, 0.0005))
+    asked = turn(context=3000, cached={"slow": 2900}, before="slow")
+    assert place("cost", asked, [slow, fast]) == fast
+    busy = replace(fast, running=20)
+    assert place("cost", asked, [slow, busy]) == slow
+    assert place("cost", replaced(asked, cached={}), [slow, busy]) == busy
+
+
 def test_only_ready_engines_with_room_get_turns() -> None:
     for standing in Standing:
         found = place("cost", turn(), [engine("a", standing=standing)])

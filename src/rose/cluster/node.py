@@ -171,17 +171,22 @@ class Node:
             self.rollout.yield_host()
 
     async def _warm_up(self) -> None:
-        """The first steps of a fresh engine are slow: take them now, then sleep."""
+        """The first steps of a fresh engine are slow, and what asks for log-probs is compiled when
+        it is first met, for one turn and for several: take them now, then sleep."""
         await self.activate()
         await self._first_steps()
         await self.revoke()
 
     async def _first_steps(self) -> None:
         assert self.rollout is not None
-        body = {"model": self.config.rollout.model, "prompt": [5, 6, 7, 8], "max_tokens": 4}
-        async with self.session.post(f"{self.rollout.url}/v1/completions", json=body) as answer:
-            if answer.status != 200:
-                raise ConfigError(f"the rollout engine fails to generate: {await answer.text()}")
+        url, model = f"{self.rollout.url}/v1/completions", self.config.rollout.model
+        for turns in (1, 3):
+            prompts = [[5, 6, 7, 8 + turn] for turn in range(turns)]
+            body = {"model": model, "prompt": prompts, "max_tokens": 4, "logprobs": 1}
+            async with self.session.post(url, json=body) as answer:
+                if answer.status != 200:
+                    said = await answer.text()
+                    raise ConfigError(f"the rollout engine fails to generate: {said}")
 
     async def stop(self) -> None:
         """End everything this node started; an attached serving engine is left alone."""

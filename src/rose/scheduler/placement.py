@@ -1,21 +1,22 @@
 """Where does a turn go? Pure functions of the turn, the engines and what each has cached.
 
-`cost`, the default, takes the engine where the turn is expected to end first, at a price for work
-that another engine would not have to do:
+`cost`, the default, takes the engine where the turn is expected to end first, and counts what it
+takes from others there as its own:
 
-    wait for those ahead  +  prefill of what is not cached  +  decoding  +  risk  +  price  +  rest
+    wait for those ahead  +  prefill of what is not cached  +  decoding  +  others  +  risk  +  rest
 
-all at the engine's measured speed with one more turn, which has in it what serving takes. Decoding
-counts twice: its own time, and what it takes from each turn that runs there, else all would crowd
-on the fast engines until those are no faster than the others. The rest is the decoding of turns
+all at the engine's measured speed with one more turn, which has in it what serving takes. Others
+are the turns that run there: each waits for the whole prefill, and each of its tokens is slower by
+the turn's own. Without the former a turn leaves its prefix for any engine that is a little faster,
+makes all those there wait, and the next one does the same; without the latter all would crowd on
+the fast engines until those are no faster than the others. The rest is the decoding of turns
 that will likely follow, about as many as there were, as lengths of trajectories have heavy tails:
 so a long one pays a prefill once to be on a fast engine, and a short one stays where its prefix is.
-The risk
-of a borrowed engine is the chance that it is taken back before the end, times what has to be done
-again: queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is prefill
-that is not paid, and samples of one prompt stay together as long as waiting for the first one's
-prefill is not much longer than doing it again. An engine that falls behind is not chosen, however
-much it has cached, so nothing stays pinned to it.
+The risk of a borrowed engine is the chance that it is taken back before the end, times what has to
+be done again: queueing and prefill of the whole context. Affinity needs no rule: a cached prefix is
+prefill that is not paid, and samples of one prompt stay together as long as waiting for the first
+one's prefill is not much longer than doing it again. An engine that falls behind is not chosen,
+however much it has cached, so nothing stays pinned to it.
 
 While more turns wait than there are places (`crowded`), a faster engine is no gain: another turn
 would have had it. What counts then is work that nobody has to do twice. So a turn stays where its
@@ -35,8 +36,8 @@ from enum import StrEnum
 
 from rose.scheduler.facts import EngineFacts, Standing
 
-PRICE = 0.5
-"""Of a second of prefill, beside its time: others could have used it."""
+TO_COME = 0.5
+"""Turns that will wait for a prefill beside those that run there already."""
 MOST_FURTHER = 8
 """Turns that a decision looks ahead: engines will not stay as they are for longer."""
 PAPER_CAP = 16
@@ -118,7 +119,7 @@ def reason(turn: Placing, engine: str) -> Reason:
 
 
 def cost_s(turn: Placing, engine: EngineFacts) -> float:
-    """Estimated seconds until the turn ends there, and the price of what has to be computed."""
+    """Estimated seconds until the turn ends there, and those that it takes from others."""
     speed = engine.speed
     own_s = anew_s(turn, engine)
     prefill_s = engine.prefill_left * speed.prefill_s + own_s
@@ -126,9 +127,10 @@ def cost_s(turn: Placing, engine: EngineFacts) -> float:
     needs_s = prefill_s + decode_s
     cut = min(1.0, engine.revoked_per_s * needs_s)
     again_s = (turn.context + turn.expected / 2) * speed.prefill_s
-    others_s = turn.expected * speed.turn_s * engine.running
-    rest_s = min(MOST_FURTHER, turn.further) * (decode_s + others_s)
-    return needs_s + cut * again_s + PRICE * own_s + others_s + rest_s
+    slows_s = turn.expected * speed.turn_s * engine.running
+    others_s = own_s * (engine.running + TO_COME) + slows_s
+    rest_s = min(MOST_FURTHER, turn.further) * (decode_s + slows_s)
+    return needs_s + others_s + cut * again_s + rest_s
 
 
 def anew_s(turn: Placing, engine: EngineFacts) -> float:
