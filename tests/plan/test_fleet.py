@@ -17,7 +17,7 @@ from rose.executor.admission import Terms
 from rose.executor.slo import Slo
 from rose.plan.device import Device
 from rose.plan.fleet import Fleet
-from rose.plan.job import Outcome, alone, at_load, simulate
+from rose.plan.job import WARM_STEPS, Outcome, alone, at_load, simulate
 from rose.plan.lending import Kind
 from rose.plan.scenario import RlJob, Scenario, Serving
 from rose.plan.sharing import Prompts, Sharing
@@ -160,6 +160,16 @@ def test_what_is_in_flight_may_be_stated() -> None:
     assert asynchronous(in_flight=1).prefix_hits > 0.7
 
 
+def test_trainers_make_no_rollouts_while_they_train() -> None:
+    job = replace(scenario().job, demand=Grpo(64, 8), staleness=1, train_s=60.0)
+    found = simulate(scenario(job=job), SYSTEMS["hybrid"])
+    given_back = [now for now, lent in found.lent if now and not lent]
+    again = [now for now, lent in found.lent if lent]
+    assert len(given_back) >= WARM_STEPS + len(found.steps)
+    for began in given_back:
+        assert not any(began < now < began + job.train_s - 1.0 for now in again)
+
+
 def test_places_make_waves() -> None:
     base = scenario(steps=1, lendable=0)
     base = replace(base, job=replace(base.job, demand=Grpo(16, 8)))
@@ -192,5 +202,5 @@ def test_a_request_passes_the_host_before_its_engine_has_it(terms: Terms, times:
     fleet = Fleet([device], [traffic], Kind(front_s=0.05), np.random.default_rng(0))
     fleet.begin(recorded_turns([[(100, 500, 0.0)]]), 0)
     fleet.pass_time(1.0)
-    assert fleet.served.arrival[0] == 0.5
-    assert fleet.served.ttft[0] == pytest.approx(times * (0.05 + 0.02), abs=0.001)
+    assert fleet.users.served.arrival[0] == 0.5
+    assert fleet.users.served.ttft[0] == pytest.approx(times * (0.05 + 0.02), abs=0.001)

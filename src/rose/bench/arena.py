@@ -43,7 +43,7 @@ LOOSE = Slo(20.0, 5.0)
 """Promises before any were measured."""
 CORES = (0, 1)
 """Where HTTP servers may run: the other core is not the host's here, it is another device's."""
-LOOK_S = 0.25
+LOOK_S = 0.5
 LONGEST_S = 3600.0
 """Of a run: as much load is prepared."""
 CHUNKS = {"args": ["--stream-interval", "32"]}

@@ -1,8 +1,8 @@
 """A simulated fleet: devices, serving's users, trajectories, and the live policies that place them.
 
-    arrivals --> devices <-- turns <-- waiting turns (order) <-- trajectories <-- tools
-                   |                        ^
-                   +-- what ends, is cut ---+        provisioner, leases: who is lent
+    users --> devices <-- turns <-- waiting turns (order) <-- trajectories <-- tools
+                |                        ^
+                +-- what ends, is cut ---+        provisioner, leases: who is lent
 
 Everything that happens is an event in one heap; between two events of a device nothing changes
 there, so the cost is in events and not in seconds or steps. Same seed, same events, bit for bit.
@@ -11,10 +11,8 @@ there, so the cost is in events and not in seconds or steps. Same seed, same eve
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
@@ -23,12 +21,14 @@ import numpy as np
 from rose.executor.latency import Step
 from rose.plan.device import Device
 from rose.plan.engine import Engine, Job
+from rose.plan.host import Host
 from rose.plan.lending import Kind, Lending
 from rose.plan.places import Places
 from rose.plan.prefixes import Prefixes
+from rose.plan.users import Users
 from rose.plan.workload.rollouts import Trajectories
 from rose.plan.workload.traffic import Traffic
-from rose.scheduler import order, placement
+from rose.scheduler import order, placement, provisioner
 from rose.scheduler.facts import EngineFacts, Speed
 from rose.scheduler.fleet import MEASURED
 from rose.scheduler.order import Waiting
@@ -49,15 +49,6 @@ MOST_GAPS = 16
 """Gaps between tokens that a turn tells its engine's meter: a live one tells more, and fades."""
 
 
-@dataclass
-class Served:
-    """What users of serving saw, request by request."""
-
-    arrival: array[float] = field(default_factory=lambda: array("d"))
-    ttft: array[float] = field(default_factory=lambda: array("d"))
-    tpot: array[float] = field(default_factory=lambda: array("d"))
-
-
 class Fleet:
     def __init__(
         self,
@@ -73,9 +64,6 @@ class Fleet:
         """Called now and then, for who wants to show how far it is."""
         self._heap: list[tuple[float, int, Callable[[float], None] | None, int, int]] = []
         self._number = 0
-        self._traffic = traffic
-        self._next_request = [0] * len(devices)
-        self.served = Served()
         self._waiting: list[tuple[float, int, int]] = []
         self._ready: list[Device] = []
         """Devices that take turns, in no order, and where each is."""
@@ -95,13 +83,12 @@ class Fleet:
         """A trajectory that ends makes room for the next."""
         self.ends: Callable[[int], None] = lambda _: None
         """Told of every trajectory that ends."""
-        self._host_at = devices[0]
         self.hits = self.looked = 0
         self.cuts = 0
         self._places = Places(kind.places, kind.in_flight, kind.dealt)
         self._plan: Trajectories | None = None
-        for device in devices:
-            self._expect_request(device)
+        self.host = Host(self)
+        self.users = Users(self, traffic, kind.front_s)
         self.lending = Lending(self, [d for d in devices if not d.active], kind, rng)
 
     # ---- time
@@ -137,7 +124,7 @@ class Fleet:
         """Hear what a device has to say, and when it will next."""
         done = device.settle(now)
         for event in done.served:
-            self._was_served(event.job, event.first, now)
+            self.users.answered(event.job, event.first, now)
         ended = False
         for event in done.rolled:
             if event.first:
@@ -154,45 +141,6 @@ class Fleet:
             heappush(self._heap, (when, self._number, None, device.number, device.epoch))
         if (ended or done.lost) and self._waiting:
             self.dispatch(now)
-
-    # ---- serving
-
-    def _expect_request(self, device: Device) -> None:
-        traffic = self._traffic[device.number]
-        index = self._next_request[device.number]
-        if traffic is not None and index < len(traffic):
-            self.at(float(traffic.arrival_s[index]), partial(self._arrive, device))
-
-    def _arrive(self, device: Device, now: float) -> None:
-        traffic = self._traffic[device.number]
-        assert traffic is not None
-        index = self._next_request[device.number]
-        self._next_request[device.number] += 1
-        prompt, output = int(traffic.prompt[index]), int(traffic.output[index])
-        id_ = len(self.served.arrival)
-        self.served.arrival.append(now)
-        self.served.ttft.append(math.nan)
-        self.served.tpot.append(0.0)
-        job = Job(id_, prompt, prompt, output)
-        if self.kind.front_s:
-            done = self._hosted(self.kind.front_s, now, fair=True)
-            self.at(done, partial(self._enter_serving, device, job))
-        else:
-            self._enter_serving(device, job, now)
-        self._expect_request(device)
-
-    def _enter_serving(self, device: Device, job: Job, now: float) -> None:
-        device.advance(now)
-        device.arrive(job, now)
-        self.settle(device, now)
-
-    def _was_served(self, job: Job, first: bool, now: float) -> None:
-        served = self.served
-        if first:
-            served.ttft[job.id] = now - served.arrival[job.id]
-        elif job.new > 1:
-            began = served.arrival[job.id] + served.ttft[job.id]
-            served.tpot[job.id] = (now - began) / (job.new - 1)
 
     # ---- trajectories
 
@@ -212,6 +160,7 @@ class Fleet:
         self._new, self._seen = plan.output.tolist(), plan.observation.tolist()
         self._tool = plan.tool_s.tolist()
         self._expected = float(np.mean(plan.output))
+        self._usual = len(plan.output) / count
         self.ended = np.full(count, np.nan)
         self.left = count
         self.started = self._due = 0
@@ -273,7 +222,8 @@ class Fleet:
         heappush(self._waiting, (rank, self._number, trajectory))
 
     def _weight(self, turns: int) -> float:
-        return self._expected * (1 + min(turns, placement.MOST_FURTHER))
+        to_come = provisioner.to_come(turns, self._usual)
+        return self._expected * (1 + min(to_come, provisioner.MOST_TURNS))
 
     def _turn_speaks(self, device: Device, job: Job, now: float) -> None:
         """Its first token is there."""
@@ -321,25 +271,9 @@ class Fleet:
 
     def _host(self, following: Callable[[float], None] | None, tool_s: float, now: float) -> None:
         """A turn has ended: what follows in the trajectory, if anything, waits for the host."""
-        done = self._hosted(self.kind.host_s, now)
+        done = self.host.work(self.kind.host_s, now)
         if following is not None:
             self.at(done + tool_s, following)
-
-    def _hosted(self, seconds: float, now: float, *, fair: bool = False) -> float:
-        """Work of the host goes where least is going on, and else stays where it was, as a kernel
-        wakes threads; when it is done. Turns wait for each other, in the same few processes; a
-        serving request has others and is `fair`."""
-        self._host_at = min(
-            self.devices, key=lambda d: (d.runnable + (d.host > 0), d is not self._host_at)
-        )
-        return now + self.burden(self._host_at, seconds, fair=fair)
-
-    def burden(self, device: Device, seconds: float, *, fair: bool = False) -> float:
-        """Work of the host on a device's core; how long until it is done."""
-        device.advance(self.now)
-        lasts = device.take_host(seconds, fair=fair)
-        self.settle(device, self.now)
-        return lasts
 
     def _turn_lost(self, device: Device, job: Job, made: int, now: float) -> None:
         """Go on elsewhere from the tokens so far."""

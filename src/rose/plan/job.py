@@ -316,6 +316,8 @@ def _asynchronous(
     for step in range(steps):
         fleet.run(partial(_ended, fleet, batch * (step + 1)))
         waited = fleet.now - last
+        if system.borrows == "trainers":
+            fleet.lending.release(fleet.now, job.train_s)
         fleet.pass_time(job.train_s + sync.pause_s)
         fleet.learned(step + 1)
         fleet.more(batch * (step + 2 + job.staleness))
@@ -360,7 +362,7 @@ class _Sampling:
 
 
 def _account(fleet: Fleet, outcome: Outcome) -> None:
-    served = fleet.served
+    served = fleet.users.served
     outcome.ttft, outcome.tpot = np.array(served.ttft), np.array(served.tpot)
     whole = ~np.isnan(outcome.ttft)
     outcome.ttft, outcome.tpot = outcome.ttft[whole], outcome.tpot[whole]

@@ -85,11 +85,12 @@ class Lending:
         if kind.most_borrowed and devices:
             fleet.at(0.0, self._tick)
 
-    def release(self, now: float) -> None:
-        """All borrowed devices go back at once."""
+    def release(self, now: float, away_s: float = 0.0) -> None:
+        """All borrowed devices go back at once, and cannot be had for a while."""
         for device in self._devices:
             one = self.lent[device.number]
             one.wanted = False
+            self._go(one, now, away_s)
             if one.active:
                 self._take_back(device, one, now)
 
@@ -164,9 +165,12 @@ class Lending:
     def _revoke(self, device: Device, one: Lent, since: float, now: float) -> None:
         if one.active and one.since == since:
             self._take_back(device, one, now)
-            if self._kind.away_s:
-                one.offered = False
-                self._fleet.at(now + self._kind.away_s, lambda _: setattr(one, "offered", True))
+            self._go(one, now, self._kind.away_s)
+
+    def _go(self, one: Lent, now: float, away_s: float) -> None:
+        if away_s:
+            one.offered = False
+            self._fleet.at(now + away_s, lambda _: setattr(one, "offered", True))
 
     def _take_back(self, device: Device, one: Lent, now: float) -> None:
         one.active = False

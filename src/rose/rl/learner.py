@@ -82,6 +82,15 @@ def freeze(model: Any, layers: int) -> None:
         model.get_output_embeddings().requires_grad_(True)
 
 
+def multiply_faster(model: Any) -> None:
+    """float32 products by oneDNN instead of MKL, which is half as fast on CPUs that are not
+    Intel's. torch takes it if asked for less precision, and without AMX it has none that is less
+    precise."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu and not torch.cpu._is_amx_tile_supported():
+        torch.set_float32_matmul_precision("medium")
+
+
 def advantages(rewards: Tensor) -> Tensor:
     """Of a group: against its mean, in its spread; 0 when all are alike."""
     return (rewards - rewards.mean()) / (rewards.std() + SPREAD)
@@ -132,6 +141,7 @@ class Learner:
         own. Threads that share a batch wait for the slowest after every operation, and one whose
         core serves as well is often late."""
         self.model = model
+        multiply_faster(model)
         if layers:
             freeze(model, layers)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rose.scheduler import order, placement, prefixes
+from rose.scheduler import order, placement, prefixes, provisioner
 from rose.scheduler.facts import Standing
 from rose.scheduler.fleet import Engine
 from rose.scheduler.job import Job
@@ -366,7 +366,7 @@ class Scheduler:
         if ask.last:
             return 0
         job, turns = self.jobs[ask.job], self._trajectories.last(ask.trajectory).turns
-        return max(turns, round(job.turns / max(1, job.begun)) - 1 - turns)
+        return provisioner.to_come(turns, job.turns / max(1, job.begun))
 
     def _end(self, turn: Turn, state: State, now: float) -> None:
         job = self.jobs[turn.ask.job]

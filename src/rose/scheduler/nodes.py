@@ -12,11 +12,8 @@ from rose.scheduler.core import Scheduler
 from rose.scheduler.facts import PLACES
 from rose.scheduler.fleet import Engine
 from rose.scheduler.lease import Lease, Order, Phase, Word
-from rose.scheduler.provisioner import Demand, Device
+from rose.scheduler.provisioner import MOST_TURNS, Demand, Device
 from rose.scheduler.turn import State
-
-MOST_TURNS = 8
-"""That are expected to follow: by then much may have changed."""
 
 
 @dataclass
@@ -74,7 +71,8 @@ class Nodes:
         jobs = {turn.ask.job for turn in left}
         demand = Demand(
             tokens=sum(
-                self._core.expect(turn) * (1 + min(self._core.to_come(turn.ask), MOST_TURNS))
+                self._core.expect(turn)
+                * (1 + min(self._core.to_come(turn.ask), MOST_TURNS))
                 for turn in left
             ),
             waiting=sum(turn.state == State.QUEUED or turn.engine in stuck for turn in left),

@@ -23,6 +23,15 @@ KEEP_S = 60.0
 """While a trainer learns, nothing is asked for. A lease that is held and not used costs serving
 nothing that it could not have back at once; to ask anew costs the job seconds, every step."""
 
+MOST_TURNS = 8
+"""That are expected to follow: by then much may have changed."""
+
+
+def to_come(turns: int, usual: float) -> int:
+    """Turns that will likely follow in a trajectory that has had so many: as many again, as lengths
+    have heavy tails; or what a usual one still has before it."""
+    return max(turns, round(usual) - 1 - turns)
+
 
 @dataclass(frozen=True)
 class Device:

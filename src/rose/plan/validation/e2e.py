@@ -216,7 +216,7 @@ class _Bench:
         for step in steps:
             began = fleet.now
             if cold_cpu_s:
-                fleet.burden(devices[1], cold_cpu_s)
+                fleet.host.burden(devices[1], cold_cpu_s)
             episodes += self._sample(fleet, step)
             self.sampled_s += fleet.now - began
             if mode.cold:
@@ -231,7 +231,7 @@ class _Bench:
         assert device.serving is not None
         self.served_s += device.serving_s
         self.steps += device.serving.made
-        self.tokens += int(np.sum(traffic.output[: len(fleet.served.ttft)] - 1))
+        self.tokens += int(np.sum(traffic.output[: len(fleet.users.served.ttft)] - 1))
 
     def _sample(self, fleet: Fleet, step: dict[str, Any]) -> int:
         """A step's groups: as many as are wanted, and one more for each that was of no use, as
@@ -282,7 +282,7 @@ def _cold_cpu(run: dict[str, Any], given: Given) -> float:
 
 def _seen(fleet: Fleet, traffic: Traffic, seconds: float, per_s: float) -> Seen:
     """Requests that came and were done while it trained, as the benchmark judges them."""
-    served = fleet.served
+    served = fleet.users.served
     arrival, ttft, tpot = (np.array(one) for one in (served.arrival, served.ttft, served.tpot))
     ends = arrival + ttft + tpot * (traffic.output[: len(ttft)] - 1)
     inside = ends <= seconds

@@ -190,7 +190,7 @@ def _window(
     fleet.pass_time(seconds)
     tokens = _made(device) - before
     fleet.pass_time(REST_S)
-    ttft, tpot = np.array(fleet.served.ttft), np.array(fleet.served.tpot)
+    ttft, tpot = np.array(fleet.users.served.ttft), np.array(fleet.users.served.tpot)
     return Seen(ttft, tpot[tpot > 0], tokens / seconds)
 
 
