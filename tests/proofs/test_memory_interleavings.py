@@ -51,11 +51,6 @@ def test_calm_gives_both_what_they_want(visited: tuple[Device, list[World]]) -> 
     assert next(wanting(*visited, beside_headroom(visited[0])), None) is None
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a claim half respected when its engine dies is not undone",
-)
 def test_serving_gets_all_when_the_rollout_engine_is_gone() -> None:
     device = Device(0.0)
     assert next(wanting(device, device.worlds(), [None]), None) is None

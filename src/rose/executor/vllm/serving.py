@@ -288,8 +288,6 @@ class ServingMixin:
             claim, revision = device.page.kv_total, 0  # never read yet: assume the worst
         else:
             claim, revision = 0, 0
-        if (claim, revision) == (self._claim, self._claim_revision) and not force:
-            return
         parking = device.parking
         quota = serving_quota(
             device.page.kv_total,
@@ -298,6 +296,9 @@ class ServingMixin:
             parking.blocks * parking.block_bytes,
         )
         wanted = quota // parking.block_bytes
+        in_force = (claim, revision) == (self._claim, self._claim_revision)
+        if in_force and parking.usable == wanted and not force:
+            return
         slice_end = max(wanted, parking.usable - max(1, SLICE // parking.block_bytes))
         with device.guard:
             reached = parking.set_usable(slice_end)
