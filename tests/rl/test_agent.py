@@ -13,6 +13,7 @@ from rose.rl.checkpoint import Progress
 from rose.rl.dialogue import Dialogue
 from rose.rl.door import Sampling
 from rose.rl.environments import FrozenLake
+from rose.rl.places import Places
 from rose.rl.types import Ending, Step
 
 
@@ -110,6 +111,50 @@ def test_tools_of_different_episodes_overlap(tokenizer: Any) -> None:
     most = 0
     asyncio.run(go(5))
     assert most == 5
+
+
+def test_urgent_groups_go_before_those_that_wait(tokenizer: Any) -> None:
+    began: list[int] = []
+
+    class Noted(FrozenLake):
+        def reset(self, seed: int) -> str:
+            began.append(seed)
+            return super().reset(seed)
+
+        async def step(self, action: str) -> Step:
+            await asyncio.sleep(0.01)
+            return Step("done", 1.0, True)
+
+    async def go() -> None:
+        ones = agents(Scripted(tokenizer, str), tokenizer, Noted, in_flight=2)
+        async with asyncio.TaskGroup() as playing:
+            for task, urgent in ((1, False), (2, False), (3, True)):
+                playing.create_task(ones.group("0", task, 2, urgent=urgent))
+
+    asyncio.run(go())
+    assert began == [1, 1, 3, 3, 2, 2]
+
+
+def test_a_place_given_to_who_gave_up_goes_to_the_next() -> None:
+    async def go() -> list[str]:
+        places, had = Places(1), []
+
+        async def stay(name: str) -> None:
+            async with places.one(urgent=False):
+                had.append(name)
+                await asyncio.sleep(0)
+
+        async with places.one(urgent=False):
+            early, late, last = (asyncio.create_task(stay(n)) for n in ("early", "late", "last"))
+            await asyncio.sleep(0)
+            early.cancel()  # while it waits
+            await asyncio.sleep(0)
+        late.cancel()  # when it has been given the place, and has not heard of it
+        await asyncio.wait_for(last, 5)
+        await asyncio.gather(early, late, return_exceptions=True)
+        return had
+
+    assert asyncio.run(go()) == ["last"]
 
 
 def test_an_environment_that_breaks_ends_the_rest(tokenizer: Any) -> None:

@@ -29,10 +29,12 @@ class Made:
         self._teaches = teaches
         self._late = None if seed is None else random.Random(seed)
         self.tasks: list[int] = []
+        self.urgent: list[bool] = []
         self.running = self.most = 0
 
-    async def group(self, label: str, task: int, samples: int) -> Group:
+    async def group(self, label: str, task: int, samples: int, *, urgent: bool = False) -> Group:
         self.tasks.append(task)
+        self.urgent.append(urgent)
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0.005 * self._late.random() if self._late else 0)
@@ -75,6 +77,7 @@ def test_dapo_replaces_a_group_as_soon_as_it_is_known_to_teach_nothing(tmp_path:
     assert len(found.tried) == 11  # every second one, until six teach
     assert made.most == 6  # none is replaced early, and none waits for the others
     assert len(set(made.tasks)) == len(made.tasks) == len(found.tried)
+    assert made.urgent == 6 * [False] + 5 * [True]
 
 
 def test_dapo_samples_the_same_groups_whichever_ends_first(tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ class Order(Made):
         super().__init__(lambda _: True)
         self._happened = happened
 
-    async def group(self, label: str, task: int, samples: int) -> Group:
+    async def group(self, label: str, task: int, samples: int, *, urgent: bool = False) -> Group:
         if not self.running:
             self._happened.append(f"sample {label}")
         group = await super().group(label, task, samples)

@@ -180,17 +180,18 @@ class Fleet:
         """Share of the trajectories that have ended."""
         return 1.0 - self.left / len(self.ended)
 
-    def more(self, total: int) -> None:
-        """Begin trajectories until so many have begun, as places become free."""
-        self.allow(total)
+    def more(self, total: int, *, urgent: bool = False) -> None:
+        """Begin trajectories until so many have begun, as places become free; `urgent`: before
+        others that have not begun."""
+        self.allow(total, urgent=urgent)
         self.enter(self.now)
         self.dispatch(self.now)
 
-    def allow(self, total: int) -> None:
+    def allow(self, total: int, *, urgent: bool = False) -> None:
         """So many may begin; they do when the next one ends."""
         total = min(total, len(self.ended))
         if total > self._due:
-            self._places.wait(range(self._due, total))
+            self._places.wait(range(self._due, total), urgent=urgent)
             self._due = total
 
     def enter(self, now: float) -> None:

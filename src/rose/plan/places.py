@@ -30,8 +30,11 @@ class Places:
         self._at: dict[int, int] = {}
         """The queue of each trajectory that has begun."""
 
-    def wait(self, trajectories: Sequence[int]) -> None:
-        self._deal([*self._waiting(), *trajectories], len(self._queues))
+    def wait(self, trajectories: Sequence[int], *, urgent: bool = False) -> None:
+        """`urgent`: before those that wait."""
+        waiting = self._waiting()
+        order = (trajectories, waiting) if urgent else (waiting, trajectories)
+        self._deal([*order[0], *order[1]], len(self._queues))
 
     def leave(self, trajectory: int) -> None:
         self._taken[self._at.pop(trajectory)] -= 1
@@ -52,6 +55,8 @@ class Places:
                 yield trajectory
 
     def _waiting(self) -> list[int]:
+        if len(self._queues) == 1:
+            return list(self._queues[0])
         return sorted(trajectory for queue in self._queues for trajectory in queue)
 
     def _deal(self, waiting: Sequence[int], count: int) -> None:

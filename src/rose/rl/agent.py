@@ -20,6 +20,7 @@ from rose.rl.checkpoint import Progress
 from rose.rl.dialogue import Dialogue
 from rose.rl.door import Sampling
 from rose.rl.environments.base import Environment
+from rose.rl.places import Places
 from rose.rl.types import Ending, Group, Said, Trajectory
 
 
@@ -67,17 +68,19 @@ class Agents:
         self._sampling = sampling
         self._limits = limits
         self._progress = progress
-        self._places = asyncio.Semaphore(limits.in_flight)
+        self._places = Places(limits.in_flight)
 
-    async def group(self, label: str, task: int, samples: int) -> Group:
-        """`samples` episodes of a task, all in flight at once. One that fails ends the others."""
+    async def group(self, label: str, task: int, samples: int, *, urgent: bool = False) -> Group:
+        """`samples` episodes of a task, all in flight at once. One that fails ends the others.
+        `urgent`: before episodes that have not begun."""
+
+        async def in_turn(sample: int) -> Trajectory:
+            async with self._places.one(urgent=urgent):
+                return await self.play(label, task, sample)
+
         async with asyncio.TaskGroup() as playing:
-            found = [playing.create_task(self._in_turn(label, task, i)) for i in range(samples)]
+            found = [playing.create_task(in_turn(i)) for i in range(samples)]
         return Group(task, [one.result() for one in found])
-
-    async def _in_turn(self, label: str, task: int, sample: int) -> Trajectory:
-        async with self._places:
-            return await self.play(label, task, sample)
 
     async def play(self, label: str, task: int, sample: int) -> Trajectory:
         """One episode, to its end."""

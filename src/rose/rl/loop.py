@@ -16,7 +16,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -170,11 +170,16 @@ class Trainer:
 
         def begin() -> None:
             for _ in range(to_begin(train.tasks, useless, len(tried), most)):
-                tried.append(playing.create_task(play(self._task(step, len(tried), most))))
+                play = self._agents.group(
+                    str(step), self._task(step, len(tried), most), train.samples,
+                    # The step cannot end before a replacement has, and that may be useless too.
+                    urgent=bool(useless),
+                )  # fmt: skip
+                tried.append(playing.create_task(judged(play)))
 
-        async def play(task: int) -> Group:
+        async def judged(play: Awaitable[Group]) -> Group:
             nonlocal useless
-            group = await self._agents.group(str(step), task, train.samples)
+            group = await play
             if train.algorithm == "dapo" and not group.teaches:
                 useless += 1
                 begin()

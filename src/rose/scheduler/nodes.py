@@ -71,8 +71,7 @@ class Nodes:
         jobs = {turn.ask.job for turn in left}
         demand = Demand(
             tokens=sum(
-                self._core.expect(turn)
-                * (1 + min(self._core.to_come(turn.ask), MOST_TURNS))
+                self._core.expect(turn) * (1 + min(self._core.to_come(turn.ask), MOST_TURNS))
                 for turn in left
             ),
             waiting=sum(turn.state == State.QUEUED or turn.engine in stuck for turn in left),

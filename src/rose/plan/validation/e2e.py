@@ -253,7 +253,7 @@ class _Bench:
         for following in ends[self._wanted :]:
             fleet.run(lambda: bool(known()))
             unknown.remove(known()[0])
-            fleet.more(following)
+            fleet.more(following, urgent=True)
         fleet.run(lambda: fleet.left == 0)
         return int(ends[-1])
 
