@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rose.scheduler.facts import EngineFacts, Speed, Standing
-from rose.scheduler.placement import POLICIES, Placing, Reason, has_room, place, reason
+from rose.scheduler.placement import (
+    POLICIES,
+    Placing,
+    Reason,
+    anew_s,
+    has_room,
+    place,
+    reason,
+    wait_s,
+)
 
 SPEED = Speed(step_s=0.02, turn_s=0.002, prefill_s=0.001)
 
@@ -86,6 +95,16 @@ def test_a_turn_waits_for_its_own_engine_unless_others_do_too() -> None:
     assert place("least_loaded", asked, [full, engine("free")]) == engine("free")
     short_of_memory = replace(full, running=3, context=9_500, capacity=10_000)
     assert place("cost", asked, [short_of_memory, engine("free")]) == engine("free")
+
+
+def test_in_a_crowd_a_prefill_that_many_would_wait_for_is_not_worth_a_place() -> None:
+    full = engine("full", running=9, places=8)
+    asked = turn(context=200, cached={"full": 200}, before="full", expected=28, crowded=True)
+    asked = replaced(asked, ahead=3)
+    busy, idle = engine("busy", running=8, places=8), engine("idle")
+    assert wait_s(asked, full) > anew_s(asked, busy)
+    assert place("cost", asked, [full, busy]) is None
+    assert place("cost", asked, [full, idle]) == idle
 
 
 def test_in_a_crowd_nobody_moves_to_a_faster_engine() -> None:

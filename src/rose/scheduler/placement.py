@@ -21,7 +21,7 @@ however much it has cached, so nothing stays pinned to it.
 While more turns wait than there are places (`crowded`), a faster engine is no gain: another turn
 would have had it. What counts then is work that nobody has to do twice. So a turn stays where its
 prefix is, and where that engine has no place it waits for one, unless computing the prefix anew
-elsewhere takes less.
+elsewhere takes less, of its own time and of those there.
 
 The others are there to be compared with: `paper` (the engine of the turn before while it has room,
 then any borrowed one with room, then the least loaded), `least_loaded`, `round_robin`, `sticky`
@@ -128,9 +128,14 @@ def cost_s(turn: Placing, engine: EngineFacts) -> float:
     cut = min(1.0, engine.revoked_per_s * needs_s)
     again_s = (turn.context + turn.expected / 2) * speed.prefill_s
     slows_s = turn.expected * speed.turn_s * engine.running
-    others_s = own_s * (engine.running + TO_COME) + slows_s
+    others_s = price_s(turn, engine) - own_s + slows_s
     rest_s = min(MOST_FURTHER, turn.further) * (decode_s + slows_s)
     return needs_s + others_s + cut * again_s + rest_s
+
+
+def price_s(turn: Placing, engine: EngineFacts) -> float:
+    """Of computing what it has not cached: the turn waits for it, and all that are there."""
+    return anew_s(turn, engine) * (1 + engine.running + TO_COME)
 
 
 def anew_s(turn: Placing, engine: EngineFacts) -> float:
@@ -146,7 +151,7 @@ def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
         return best
     if home in roomy:
         return home
-    waits = is_full(home) and wait_s(turn, home) + anew_s(turn, home) < anew_s(turn, best)
+    waits = is_full(home) and wait_s(turn, home) + price_s(turn, home) < price_s(turn, best)
     return None if waits else best
 
 
