@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,19 @@ def test_the_demos_verdict_follows_from_its_runs(tmp_path: Path) -> None:
     page = demo_report.write(facts, tmp_path).read_text()
     assert "**1.50 times**" in page and "demo.png" in page
     assert json.dumps(facts)
+
+
+def test_a_run_leaves_no_weights_behind_but_those_that_engines_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(e2e, "COPIES", tmp_path / "copies")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "checkpoint.pt").touch()
+    for age, name in enumerate(("arena-new", "arena-old", "job-of-others")):
+        folder = tmp_path / "copies" / name
+        folder.mkdir(parents=True)
+        os.utime(folder, (1e9 - age, 1e9 - age))
+    e2e._tidy(Run("rose", out=out))
+    assert not list(out.iterdir())
+    assert {one.name for one in (tmp_path / "copies").iterdir()} == {"arena-new", "job-of-others"}

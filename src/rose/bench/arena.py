@@ -39,6 +39,8 @@ from rose.rl import report
 from rose.rl.lengths import LENGTHS
 from rose.rl.metrics import METRICS
 
+NAME = "arena"
+"""Of the runs, as trainers know them."""
 LOOSE = Slo(20.0, 5.0)
 """Promises before any were measured."""
 CORES = (0, 1)
@@ -261,7 +263,7 @@ class Arena:
     def _run_file(self, run: Run, training: dict[str, Any]) -> Path:
         """JSON is TOML where values are plain; tables are written out."""
         top = {
-            "name": "arena",
+            "name": NAME,
             "model": self.place.model,
             "out": str(run.out),
             "scheduler": self.cluster.scheduler_url,

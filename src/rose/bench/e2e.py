@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from rose.bench.arena import MODES, Arena, Place, Run, Traffic, open_arena
+from rose.bench.arena import MODES, NAME, Arena, Place, Run, Traffic, open_arena
 from rose.bench.executor import machine
 from rose.bench.stats import attainment, median_and_spread, percentiles
 from rose.bench.traces import load as load_trace
@@ -25,6 +26,8 @@ from rose.cluster.config import ConfigError
 from rose.cluster.profiles import path_for
 from rose.executor.latency import Profile
 from rose.executor.slo import Slo
+from rose.rl import checkpoint
+from rose.rl.weight_sync import COPIES
 
 LOAD = 0.2
 """Of the serving device, on average."""
@@ -117,6 +120,7 @@ async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, Any]:
                 shift = repeat % len(settings.modes)
                 for name in settings.modes[shift:] + settings.modes[:shift]:
                     done = await arena.run(MODES[name], told, traffic, SEED + repeat)
+                    _tidy(done)
                     runs[name].append(done)
                     say(f"  {algorithm} {repeat + 1}/{settings.rounds} {_line(done, slo)}")
                     found[algorithm] = summary(runs, slo)
@@ -135,6 +139,14 @@ async def _traffic(arena: Arena, settings: Settings, say: Say) -> Traffic:
     say(f"a serving request alone takes {each:.2f} s of the device")
     recorded = tuple(load_trace(settings.trace).requests) if settings.trace else ()
     return Traffic(LOAD / each, recorded=recorded)
+
+
+def _tidy(run: Run) -> None:
+    """Checkpoints and weights of runs that are over would fill a disk."""
+    (run.out / checkpoint.FILE).unlink(missing_ok=True)
+    copies = sorted(COPIES.glob(f"{NAME}-*"), key=lambda copy: copy.stat().st_mtime)
+    for old in copies[:-1]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _line(run: Run, slo: Slo) -> str:

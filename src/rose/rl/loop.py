@@ -14,13 +14,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -37,7 +35,7 @@ from rose.rl.run import RunConfig
 from rose.rl.sampling import to_begin
 from rose.rl.types import Ending, Group
 from rose.rl.watch import watching
-from rose.rl.weight_sync import WeightSync
+from rose.rl.weight_sync import COPIES, WeightSync
 from rose.transfer.publisher import Report
 
 HELD_OUT = 1 << 64
@@ -97,7 +95,7 @@ class Trainer:
         limits = Limits(episodes.turns, episodes.context, episodes.in_flight)
         door = f"{config.scheduler.rstrip('/')}/jobs/{config.job}"
         # A copy of another run, whose versions have the same numbers, would not do.
-        copy = Path(tempfile.gettempdir(), "rose-weights", f"{config.name}-{self.progress.run}")
+        copy = COPIES / f"{config.name}-{self.progress.run}"
         self._weights = WeightSync(
             config.store,
             config.job,

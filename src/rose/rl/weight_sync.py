@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rose.rl")
 
+COPIES = Path(tempfile.gettempdir(), "rose-weights")
+"""Where hosts keep their copies of weights, if nothing else is said."""
 CALL_S = 330.0
 """The door itself waits 300 s for engines."""
 STAGED_S = 2.0
@@ -61,7 +63,7 @@ class WeightSync:
         patience_s: float = 300.0,
         secret: str = "",
     ) -> None:
-        folder = folder or str(Path(tempfile.gettempdir(), "rose-weights", job))
+        folder = folder or str(COPIES / job)
         self._source = {"store": engines_from or store, "job": job, "folder": folder}
         self._address, self._job, self._wire = store, job, wire
         self._patience_s = patience_s
