@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from rose.rl import learner
-from rose.rl.learner import Learner, advantages, log_probs, most_telling
+from rose.rl.learner import Learner, advantages, log_probs, most_telling, multiply_faster
 from rose.rl.types import Group, Said, Trajectory
 
 
@@ -188,3 +188,15 @@ def test_threads_learn_the_same(tiny_folder: Path, algorithm: Any) -> None:
     assert facts[0].logp_difference_max == pytest.approx(others[0].logp_difference_max, abs=1e-5)
     for mine, theirs in zip(weights, other_weights, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-4)
+
+
+def test_products_that_are_faster_are_as_precise() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 512), torch.randn(512, 64)
+    exact = a.double() @ b.double()
+    try:
+        multiply_faster(torch.nn.Linear(1, 1))
+        assert (a @ b - exact).abs().max() < 1e-3  # bfloat16 would be off by 0.3
+    finally:
+        torch.set_float32_matmul_precision(before)

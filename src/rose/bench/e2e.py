@@ -114,6 +114,7 @@ async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, Any]:
             runs: dict[str, list[Run]] = {mode: [] for mode in settings.modes}
             told = training(settings, algorithm)
             before = await arena.run(MODES["static"], told, traffic, SEED - 1)
+            _tidy(before)
             slo = arena.promise(before.samples)
             say(f"{algorithm}: SLO TTFT {slo.ttft_s * 1e3:.0f} ms, TPOT {slo.tpot_s * 1e3:.0f} ms")
             for repeat in range(settings.rounds):
