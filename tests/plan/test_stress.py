@@ -24,8 +24,8 @@ from rose.plan.systems.rose import ROSE
 from rose.plan.workload.traffic import Traffic
 
 FILE = Path(__file__).with_name("stress.json")
-"""Written by `rose plan stress --keep`; then the cases of an earlier search with what was seen then,
-two of them with what is seen now: fewer late, first tokens 1 and 3 ms later."""
+"""Written by `rose plan stress --keep`; then the cases of an earlier search with what was seen
+then, two of them with what is seen now: fewer late, first tokens 1 and 3 ms later."""
 WHEN = Moments(0.0, 5.0, 20.0, 40.0, 60.0, 100.0)
 BED = bed()
 BURST = Pattern("test", "commit", 0.0, 2.0, 10, 0.0, 1.0, 1.0, 0.67, 0.0, seed=1)
