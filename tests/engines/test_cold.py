@@ -42,7 +42,10 @@ async def borrowed_twice(folder: Path, page: str) -> None:
         assert await generate(node) == tokens
         await node.give_back()
         assert not psutil.pid_exists(second)
+        spent = node.starts_cpu_s
+        assert spent > 1.0  # imports alone take longer
         await node.warm_up()
+        assert node.starts_cpu_s > spent + 1.0
         assert not is_active(node)  # as other nodes: there, and dormant
         assert psutil.pid_exists(process_of(node))
 

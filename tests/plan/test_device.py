@@ -13,7 +13,7 @@ from tests.plan.simple import MODEL
 from rose.executor.admission import Terms
 from rose.executor.slo import Slo
 from rose.plan.device import Device, Done
-from rose.plan.engine import Job
+from rose.plan.engine import EngineModel, Job
 from rose.plan.sharing import Prompts, Sharing
 
 SLO = Slo(0.5, 0.1)
@@ -23,10 +23,12 @@ DECODE_S = 0.011
 """Of a step with one request, by `Line`."""
 
 
-def device(terms: Terms, *, kv_total: int = 10_000_000, slowdown: float = 1.0) -> Device:
+def device(
+    terms: Terms, *, kv_total: int = 10_000_000, slowdown: float = 1.0, serving: EngineModel = MODEL
+) -> Device:
     prompts = Prompts((100, 100, 100, 100, 100), 100, 1.0)
-    sharing = Sharing(terms, SLO, MODEL, MODEL, prompts, credit_s=2.0, slowdown=slowdown)
-    made = Device(0, serving=MODEL, rollout=MODEL, kv_total=kv_total, sharing=sharing)
+    sharing = Sharing(terms, SLO, serving, MODEL, prompts, credit_s=2.0, slowdown=slowdown)
+    made = Device(0, serving=serving, rollout=MODEL, kv_total=kv_total, sharing=sharing)
     made.wake()
     return made
 
@@ -206,3 +208,36 @@ def test_serving_that_ends_beside_the_host_takes_twice_as_long() -> None:
     seen = run(one)
     assert times(seen, "served")[1] == pytest.approx(2 * (0.02 + 10 * DECODE_S))
     assert one.host == pytest.approx(10.0 - times(seen, "served")[1] / 2)
+
+
+@pytest.mark.parametrize(("host_s", "times"), [(0.0, 1.5), (10.0, 2.5)])
+def test_serving_shares_with_an_engine_that_starts_and_with_the_host(
+    host_s: float, times: float
+) -> None:
+    """One that wants the device half of the time is half a rival."""
+    one = device(GATE)
+    one.stranger = 0.5
+    one.arrive(request(1), 0.0)
+    one.settle(0.0)
+    one.take_host(host_s)
+    assert run(one)[-1] == (pytest.approx(times * (0.02 + 10 * DECODE_S)), "served", 1)
+
+
+def test_rollouts_that_give_way_go_on_where_an_engine_starts() -> None:
+    one = device(PREEMPTION)
+    one.stranger = 0.5
+    one.take(Job(7, 100, 100, 200))
+    one.settle(0.0)
+    assert times(run(one), "turn")[7] == pytest.approx(0.02 + 199 * DECODE_S)
+
+
+def test_a_token_is_sent_beside_rollouts_and_not_after_them() -> None:
+    """Of a step 1 ms is the sender's: serving's other 10 wait for as many of rollouts."""
+    one = device(Terms("share_all"), serving=replace(MODEL, sends_s=0.001))
+    for i in range(20):
+        one.take(Job(100 + i, 10, 10, 3000))
+    one.arrive(request(1, 10, 501), 0.0)
+    one.settle(0.0)
+    seen = run(one, 20.0)
+    took = (times(seen, "served")[1] - times(seen, "first")[1]) / 500
+    assert took == pytest.approx(2 * 0.010 + 0.001, rel=0.02)

@@ -204,3 +204,14 @@ def test_a_request_passes_the_host_before_its_engine_has_it(terms: Terms, times:
     fleet.pass_time(1.0)
     assert fleet.users.served.arrival[0] == 0.5
     assert fleet.users.served.ttft[0] == pytest.approx(times * (0.05 + 0.02), abs=0.001)
+
+
+def test_an_engine_that_starts_is_a_rival_of_serving_until_it_is_there() -> None:
+    known = Prompts((100, 100, 100, 100, 100), 100, 1.0)
+    sharing = Sharing(Terms("rose"), Slo(0.5, 0.1), MODEL, MODEL, known, credit_s=2.0)
+    device = Device(0, serving=MODEL, rollout=MODEL, kv_total=10_000_000, sharing=sharing)
+    traffic = Traffic(np.array([0.5, 4.5]), np.array([100, 100]), np.array([2, 2]), 5.0)
+    fleet = Fleet([device], [traffic], Kind(), np.random.default_rng(0))
+    fleet.host.start_engine(device, 4.0, 3.0)
+    fleet.pass_time(5.0)
+    assert list(fleet.users.served.ttft) == pytest.approx([1.75 * 0.02, 0.02])

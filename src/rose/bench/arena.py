@@ -116,6 +116,8 @@ class Run:
     evaluation: dict[str, float] = field(default_factory=dict)
     activating_s: float = 0.0
     """Between asking for the device and its taking turns."""
+    starting_cpu_s: float = 0.0
+    """Of the device's core, in that time, for engines that were started."""
     lent_s: float = 0.0
     cpu: Spent = field(default_factory=Spent)
     out: Path = Path()
@@ -192,6 +194,7 @@ class Arena:
         run = Run(mode.name, seed=seed, out=self.place.out / f"{mode.name}-{time.time_ns()}")
         watch(run)
         await self._lend(mode)
+        started_s = self.node.starts_cpu_s
         began, stop, samples = time.time(), asyncio.Event(), list[Sample]()
         serving = asyncio.create_task(self._serve(traffic, seed, samples, stop))
         try:
@@ -205,6 +208,7 @@ class Arena:
         first, last = run.steps[0], run.steps[-1]
         run.window = start, end = (first["at"] - first["step_s"] - began, last["at"] - began)
         run.samples = [s for s in samples if start <= s.scheduled_s and s.finish_s <= end]
+        run.starting_cpu_s = self.node.starts_cpu_s - started_s
         run.lengths = report.read(run.out / LENGTHS)
         for path in run.out.glob("evaluation-*.json"):
             run.evaluation[path.stem.partition("-")[2]] = json.loads(path.read_text())["reward"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+import psutil
+
 from rose.cluster.config import NodeConfig
 from rose.cluster.node import Node
 
@@ -20,6 +22,8 @@ class ColdNode(Node):
         self._gone = False
         """There is no engine."""
         self._starting: asyncio.Task[None] | None = None
+        self.starts_cpu_s = 0.0
+        """CPU time of all engines' processes until they took turns."""
 
     async def give_back(self) -> None:
         """The next `activate` starts an engine."""
@@ -74,5 +78,14 @@ class ColdNode(Node):
         self._gone = False
         try:
             await self._restart("rollout", self.rollout)
+            self.starts_cpu_s += sum(_cpu_seconds(one) for one in self.rollout.family())
         finally:
             self._reviving.discard("rollout")
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """With those of its children that have ended."""
+    try:
+        return sum(process.cpu_times()[:4])
+    except psutil.NoSuchProcess:
+        return 0.0

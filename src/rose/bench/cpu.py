@@ -35,6 +35,9 @@ class Spent:
     trainer: float = 0.0
     everything: float = 0.0
     """On this machine."""
+    nice: float = 0.0
+    """Of that, what gives way to whoever else wants the core: weights that arrive, HTTP servers of
+    borrowed devices."""
 
     @property
     def host_cores(self) -> float:
@@ -62,7 +65,7 @@ class Counting:
     def _now(self) -> dict[str, float]:
         """All that is known, by name and process."""
         times = psutil.cpu_times()
-        found = {"everything": times.user + times.nice + times.system}
+        found = {"everything": times.user + times.nice + times.system, "nice": times.nice}
         readings = {
             "serving": self._lent.serving(),
             "lent": self._lent.rollout(),

@@ -197,6 +197,7 @@ def _told(run: Run) -> dict[str, Any]:
         "cpu": asdict(run.cpu),
         "lent_s": run.lent_s,
         "activating_s": run.activating_s,
+        "starting_cpu_s": run.starting_cpu_s,
         "steps": [
             {key: row[key] for key in STEP_KEYS} | played.get(row["step"], {}) for row in run.steps
         ],

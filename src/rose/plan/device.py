@@ -70,6 +70,8 @@ class Device:
         self.late_expected = 0.0
         self.host = 0.0
         """Seconds of the host's work that are left here."""
+        self.stranger = 0.0
+        """Share of the time in which somebody else runs here: an engine that is being started."""
         self.longest_s = 0.0
         """Of rollout steps that began beside a serving engine."""
 
@@ -79,10 +81,11 @@ class Device:
         """Let both engines work until now; nothing may end before."""
         span = now - self.at
         if self.host:
-            share = 1 / (1 + self.runnable)
-            took = min(self.host, span * share)
+            took = min(self.host, span / (1 + self._weight + self.stranger))
             self.host -= took
             span -= took
+        if self.stranger and (weight := self._weight):
+            span *= weight / (weight + self.stranger)
         if span > 0:
             fast, slow = self._speeds
             if self.serving is not None and self.serving.work:
@@ -121,9 +124,10 @@ class Device:
             left = self.serving.work / fast
         if self.rollout.steps and slow > 0:
             left = min(left, self.rollout.work / slow)
-        if self.host and left < math.inf:
-            beside = self.runnable
-            left += min(self.host, left / beside) if beside else self.host
+        if (self.host or self.stranger) and left < math.inf:
+            weight = self._weight
+            stranger_s = left / weight * self.stranger if weight else 0.0
+            left += stranger_s + (min(self.host, left / weight) if weight else self.host)
         return min(self.at + left, self._again)
 
     # ---- what comes in
@@ -131,16 +135,27 @@ class Device:
     @property
     def runnable(self) -> int:
         """Engines that have a step on the device and do not give way to the host."""
-        yields = self._sharing is not None and self._sharing.terms.preempt_s is not None
         serves = self.serving is not None and self.serving.steps > 0
-        return serves + (self.rollout.steps > 0 and not yields)
+        return serves + self._rolls
+
+    @property
+    def _rolls(self) -> bool:
+        """The rollout engine has a step on the device and does not give way."""
+        yields = self._sharing is not None and self._sharing.terms.preempt_s is not None
+        return self.rollout.steps > 0 and not yields
+
+    @property
+    def _weight(self) -> float:
+        """What both engines get where the host gets 1."""
+        serving = self.serving
+        return (serving.weight if serving is not None and serving.steps else 0.0) + self._rolls
 
     def take_host(self, seconds: float, *, fair: bool = False) -> float:
         """Work of the host, which gets an equal share; how long until it is done as things are:
         after what the host has to do here already, or in a fair share with it."""
         before = min(self.host, seconds) if fair else self.host
         self.host += seconds
-        return (before + seconds) * (1 + self.runnable)
+        return (before + seconds) * (1 + self._weight + self.stranger)
 
     def arrive(self, job: Job, now: float) -> None:
         """A serving request."""
@@ -224,7 +239,8 @@ class Device:
             return ALONE, NOBODY
         if self._shares.serving > 0:
             return self._shares.serving, self._shares.rollout
-        return 0.5, 0.5  # begun while serving was idle: to its end, by turns
+        both = serving.weight + 1  # begun while serving was idle: to its end, by turns
+        return serving.weight / both, 1 / both
 
     # ---- memory
 

@@ -58,6 +58,9 @@ class EngineModel:
     """Tokens of a KV block: of a prefix that was computed before, only whole ones are found."""
     jitter: Jitter | None = None
     """Steps take as long as `latency` says, or vary around it."""
+    sends_s: float = 0.0
+    """Of a step, for every token that it makes: not the engine's own time, but that of the process
+    that sends it, on the same core."""
 
 
 class Prompt:
@@ -73,7 +76,7 @@ class Prompt:
 class Engine:
     __slots__ = (
         "_mean", "budget", "chunk", "context", "ending", "made", "model", "prompts",
-        "steps", "unit", "waiting", "work",
+        "steps", "unit", "waiting", "weight", "work",
     )  # fmt: skip
 
     def __init__(self, model: EngineModel) -> None:
@@ -96,6 +99,8 @@ class Engine:
         """Work of one of them."""
         self.chunk = 0
         """Prompt tokens in it."""
+        self.weight = 1.0
+        """What it gets where others get 1: more than that with a process that sends."""
 
     @property
     def busy(self) -> bool:
@@ -124,6 +129,8 @@ class Engine:
             self.unit = self._mean(part) * running / budget
         else:
             self.unit = self._mean(Step(self.chunk, running, self.context))
+        if self.model.sends_s:
+            self.weight = self.unit / (self.unit - self.model.sends_s * running)
         if self.model.jitter is not None:
             self.unit *= self.model.jitter.factor(self.steps)
         self.work = self.unit * self.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rose.plan.device import Device
@@ -22,11 +23,17 @@ class Host:
         self._at = min(
             self._fleet.devices, key=lambda d: (d.runnable + (d.host > 0), d is not self._at)
         )
-        return now + self.burden(self._at, seconds, fair=fair)
+        self._at.advance(now)
+        lasts = self._at.take_host(seconds, fair=fair)
+        self._fleet.settle(self._at, now)
+        return now + lasts
 
-    def burden(self, device: Device, seconds: float, *, fair: bool = False) -> float:
-        """Work on a device's core; how long until it is done."""
-        device.advance(self._fleet.now)
-        lasts = device.take_host(seconds, fair=fair)
-        self._fleet.settle(device, self._fleet.now)
-        return lasts
+    def start_engine(self, device: Device, seconds: float, cpu_s: float) -> None:
+        """An engine is started on a device's core; by the clock and in CPU time."""
+        self._stranger(device, cpu_s / seconds, self._fleet.now)
+        self._fleet.at(self._fleet.now + seconds, partial(self._stranger, device, 0.0))
+
+    def _stranger(self, device: Device, share: float, now: float) -> None:
+        device.advance(now)
+        device.stranger = share
+        self._fleet.settle(device, now)

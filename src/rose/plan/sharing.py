@@ -131,7 +131,8 @@ class Sharing:
         if self.terms.rule == "static_split":
             return Shares(0.5, 0.5, tokens)
         if serving.busy:
-            return Shares(0.5 / self._slowdown, 0.5 / self._slowdown, tokens)
+            both = (1 + serving.weight) * self._slowdown
+            return Shares(serving.weight / both, 1 / both, tokens)
         return Shares(NOBODY, ALONE, tokens)
 
     def patience(self, rollout: Engine) -> float:

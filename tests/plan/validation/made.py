@@ -78,9 +78,10 @@ def e2e_result(folder: Path) -> dict[str, Any]:
 
 def _run(bench: Any, mode: str, steps: list[dict[str, Any]]) -> arena.Run:
     rest_s, turn_s, front_s = 2.0, 0.005, 0.004
-    told = {"seed": 7, "window": (5.0, 5.0), "activating_s": 4.0, "cpu": asdict(Spent()),
+    told = {"seed": 7, "window": (5.0, 5.0), "activating_s": 4.0, "starting_cpu_s": 3.0,
+            "cpu": asdict(Spent()),
             "steps": [{"turns": 1.0, "episodes": 1} | step for step in steps]}  # fmt: skip
-    given = replayed.Given(rest_s, turn_s, turn_s, front_s=front_s)
+    given = replayed.Given(rest_s, turn_s, front_s=front_s)
     seen = bench.simulate(arena.MODES[mode], [told], given, 0)
     episodes = sum(len(group) for step in steps for group in step["groups"])
     turns = sum(len(one.split()) // 2 for step in steps for g in step["groups"] for one in g)
@@ -94,7 +95,7 @@ def _run(bench: Any, mode: str, steps: list[dict[str, Any]]) -> arena.Run:
     host_s = turns * turn_s + len(seen.ttft) * front_s
     cpu = Spent(seconds, bench.served_s, {}, 0.0, bench.served_s + host_s)
     return arena.Run(mode, rows, _samples(seen), seed=7, window=(5.0, 5.0 + seconds),
-                     lengths=steps, activating_s=4.0, cpu=cpu)  # fmt: skip
+                     lengths=steps, activating_s=4.0, starting_cpu_s=3.0, cpu=cpu)  # fmt: skip
 
 
 def _samples(seen: Seen) -> list[Sample]:

@@ -84,10 +84,8 @@ class Given:
 
     rest_s: float
     """Of a step, beside sampling."""
-    host_s: float
-    """CPU time of the host for each turn."""
     turn_s: float
-    """The same without what is for serving."""
+    """CPU time of the host for each turn."""
     rollout: float = 1.0
     """How much longer rollout steps are than profiled."""
     step_s: float = 0.0
@@ -144,13 +142,13 @@ def _given(bench: _Bench, told: dict[str, Any]) -> Given:
     spent = [Spent(**run["cpu"]) for run in runs]
     sampled_s = sum(step["sample_s"] for step in steps)
     turns = sum(step["turns"] * step["episodes"] for step in steps)
-    host_s = sum(cpu.host_cores * cpu.seconds for cpu in spent)
+    host_s = sum(cpu.host_cores * cpu.seconds - cpu.nice for cpu in spent)
     served_s = sum(
         cpu.serving / cpu.seconds * (run["window"][1] - run["window"][0])
         for cpu, run in zip(spent, runs, strict=True)
     )
     rest_s = statistics.mean(step["step_s"] - step["sample_s"] for step in steps)
-    given = Given(rest_s, host_s / turns, host_s / turns)
+    given = Given(rest_s, host_s / turns)
     for _ in range(CORRECTIONS):
         static = pooled(
             [bench.simulate(arena.MODES["static"], runs, given, number) for number in range(LOOKS)]
@@ -163,7 +161,6 @@ def _given(bench: _Bench, told: dict[str, Any]) -> Given:
         for_serving_s = token_s * bench.tokens + front_s * told["requests"]
         given = Given(
             rest_s,
-            host_s / turns,
             max(0.0, host_s - for_serving_s) / turns,
             given.rollout * sampled_s / bench.sampled_s,
             given.step_s + more_s,
@@ -201,7 +198,6 @@ class _Bench:
     def _run(self, mode: Mode, run: dict[str, Any], seed: int, given: Given) -> Seen:
         steps = run["steps"]
         cold_s = run["activating_s"] / len(steps)
-        cold_cpu_s = _cold_cpu(run, given) if mode.cold else 0.0
         kind = Kind(
             most_borrowed=int(mode.lent),
             activate_s=cold_s if mode.cold else ACTIVATE_S,
@@ -215,8 +211,8 @@ class _Bench:
         episodes = 0
         for step in steps:
             began = fleet.now
-            if cold_cpu_s:
-                fleet.host.burden(devices[1], cold_cpu_s)
+            if mode.cold:
+                fleet.host.start_engine(devices[1], cold_s, run["starting_cpu_s"] / len(steps))
             episodes += self._sample(fleet, step)
             self.sampled_s += fleet.now - began
             if mode.cold:
@@ -271,13 +267,6 @@ class _Bench:
         sharing = lending(terms, self._slo, serving, borrowed, requests, self._rate)
         own = Device(0, serving=None, rollout=rollout("dedicated"), kv_total=kv_total)
         return [own, lent(1, serving, borrowed, kv_total, sharing)]
-
-
-def _cold_cpu(run: dict[str, Any], given: Given) -> float:
-    """Of a step's cold start: what the host took beyond its work for turns."""
-    cpu, steps = Spent(**run["cpu"]), run["steps"]
-    turns = float(sum(step["turns"] * step["episodes"] for step in steps))
-    return max(0.0, cpu.host_cores * cpu.seconds - given.host_s * turns) / len(steps)
 
 
 def _seen(fleet: Fleet, traffic: Traffic, seconds: float, per_s: float) -> Seen:

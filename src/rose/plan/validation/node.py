@@ -37,7 +37,8 @@ def engine(
         per_decode_s=profile.per_decode_s + token_s,
     )
     kv, jitter = kv_bytes_per_token(resolve(model)), Jitter(profile, seed)
-    return EngineModel(Measured(profile, slowdown), kv, tokens, sequences, BLOCK, jitter)
+    law = Measured(profile, slowdown)
+    return EngineModel(law, kv, tokens, sequences, BLOCK, jitter, sends_s=token_s)
 
 
 def lending(
