@@ -86,6 +86,6 @@ class ColdNode(Node):
 def _cpu_seconds(process: psutil.Process) -> float:
     """With those of its children that have ended."""
     try:
-        return sum(process.cpu_times()[:4])
+        return float(sum(process.cpu_times()[:4]))
     except psutil.NoSuchProcess:
         return 0.0
