@@ -235,10 +235,9 @@ class Fleet:
     def _turn_ended(self, device: Device, job: Job, now: float) -> None:
         plan, trajectory = self._plan, job.id
         assert plan is not None
-        if job.new > 1:
+        if times := min(MOST_GAPS, job.new // MEASURED):
             gap = (now - self._began[trajectory]) / (job.new - 1)
-            for _ in range(min(MOST_GAPS, job.new // MEASURED)):
-                self._meters[device.number].gap(device.rollout.count + 1, gap)
+            self._meters[device.number].gap(device.rollout.count + 1, gap, times)
         turn = self._turn[trajectory]
         self.work -= self._weight(turn - int(plan.offset[trajectory]))
         device.rolled_tokens += job.new
