@@ -77,8 +77,10 @@ class Fleet:
         self._prefixes = Prefixes(len(devices))
         self._measures = kind.placement == "cost"
         self._meters = [Meter(_first_guess(d)) for d in devices]
-        self._told: list[tuple[int, EngineFacts] | None] = [None] * len(devices)
-        """Facts of a device, and its epoch then: they hold until something happens there."""
+        self._told: list[EngineFacts | None] = [None] * len(devices)
+        """Facts of a device: they hold until something happens there."""
+        self._free = [0] * len(devices)
+        """Places that it had then."""
         self.refills = False
         """A trajectory that ends makes room for the next."""
         self.ends: Callable[[int], None] = lambda _: None
@@ -135,6 +137,7 @@ class Fleet:
         for job, made in done.lost:
             self._turn_lost(device, job, made, now)
         device.epoch += 1
+        self._told[device.number] = None
         when = device.next()
         if when < math.inf:
             self._number += 1
@@ -314,8 +317,8 @@ class Fleet:
         }
         assert self._plan is not None
         before = self._before[trajectory]
-        facts = [self._facts(device) for device in candidates]
-        free = sum(max(0, one.slots - one.running) for one in facts)
+        facts = [self._told[d.number] or self._facts(d) for d in candidates]
+        free = sum([self._free[d.number] for d in candidates])
         asked = Placing(
             context,
             max(1, round(self._expected)),
@@ -371,9 +374,6 @@ class Fleet:
 
     def _facts(self, device: Device) -> EngineFacts:
         number = device.number
-        told = self._told[number]
-        if told is not None and told[0] == device.epoch:
-            return told[1]
         rollout: Engine = device.rollout
         borrowed = number in self.lending.lent
         facts = EngineFacts(
@@ -388,7 +388,8 @@ class Fleet:
             places=rollout.model.sequences,
             gpus=self.kind.gpus,
         )
-        self._told[number] = device.epoch, facts
+        self._told[number] = facts
+        self._free[number] = max(0, facts.slots - facts.running)
         return facts
 
     def speed(self, device: Device) -> Speed:
