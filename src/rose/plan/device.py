@@ -202,9 +202,10 @@ class Device:
         if self._arrivals:
             due = self._arrivals[0] + self._sharing.slo.ttft_s - now
         began = self._busy_since if self._busy_since is not None else now
-        patient = now - began >= self._sharing.patience(self.rollout) - SLIVER
+        patience = self._sharing.patience(self.rollout)
+        patient = now - began >= patience - SLIVER
         if not patient:
-            self._again = began + self._sharing.patience(self.rollout)
+            self._again = began + patience
         return self._sharing.of(
             serving,
             self.rollout,
