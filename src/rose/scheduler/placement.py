@@ -128,14 +128,18 @@ def cost_s(turn: Placing, engine: EngineFacts) -> float:
     cut = min(1.0, engine.revoked_per_s * needs_s)
     again_s = (turn.context + turn.expected / 2) * speed.prefill_s
     slows_s = turn.expected * speed.turn_s * engine.running
-    others_s = price_s(turn, engine) - own_s + slows_s
+    others_s = _for_all(own_s, engine) - own_s + slows_s
     rest_s = min(MOST_FURTHER, turn.further) * (decode_s + slows_s)
     return needs_s + others_s + cut * again_s + rest_s
 
 
 def price_s(turn: Placing, engine: EngineFacts) -> float:
     """Of computing what it has not cached: the turn waits for it, and all that are there."""
-    return anew_s(turn, engine) * (1 + engine.running + TO_COME)
+    return _for_all(anew_s(turn, engine), engine)
+
+
+def _for_all(prefill_s: float, engine: EngineFacts) -> float:
+    return prefill_s * (1 + engine.running + TO_COME)
 
 
 def anew_s(turn: Placing, engine: EngineFacts) -> float:
@@ -144,14 +148,13 @@ def anew_s(turn: Placing, engine: EngineFacts) -> float:
 
 
 def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    roomy = _roomy(turn, engines)
-    best = min(roomy, key=lambda e: (cost_s(turn, e), e.id), default=None)
-    home = next((e for e in engines if e.id == turn.before), None)
-    if best is None or home is None or not turn.crowded:
-        return best
-    if home in roomy:
+    home = next((e for e in engines if e.id == turn.before), None) if turn.crowded else None
+    if home is not None and has_room(turn, home):
         return home
-    waits = is_full(home) and wait_s(turn, home) + price_s(turn, home) < price_s(turn, best)
+    best = min(_roomy(turn, engines), key=lambda e: (cost_s(turn, e), e.id), default=None)
+    if best is None or home is None or not is_full(home):
+        return best
+    waits = wait_s(turn, home) + price_s(turn, home) < price_s(turn, best)
     return None if waits else best
 
 
