@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from rose.executor import memory
 from rose.executor.budget import ErrorBudget
@@ -22,7 +23,7 @@ SLIVER = 1e-9
 """Seconds that are rounding."""
 
 
-class Done(NamedTuple):
+class Done(msgspec.Struct, frozen=True):
     """What a device has to say."""
 
     served: Sequence[Event]

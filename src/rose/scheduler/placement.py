@@ -31,8 +31,9 @@ then any borrowed one with room, then the least loaded), `least_loaded`, `round_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from rose.scheduler.facts import EngineFacts, Standing
 
@@ -44,8 +45,7 @@ PAPER_CAP = 16
 """Trajectories per GPU in the paper."""
 
 
-@dataclass(frozen=True)
-class Placing:
+class Placing(msgspec.Struct, frozen=True):
     """All that decides on where a turn goes."""
 
     context: int
