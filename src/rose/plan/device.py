@@ -55,6 +55,8 @@ class Device:
         self._sharing = sharing
         self._memory = MemoryTerms(kv_total, headroom, policy, kv_total)
         self.budget = Budget(kv_total if serving is None else 0)
+        self._most_at = -1
+        """Serving's need with which the budget is all that it can be: nothing more to decide."""
         self._errors = ErrorBudget(sharing.terms.error_budget if sharing else 0.0)
         self._arrived = 0
         self._arrivals: list[float] = []
@@ -79,20 +81,22 @@ class Device:
     def advance(self, now: float) -> None:
         """Let both engines work until now; nothing may end before."""
         span = now - self.at
+        self.at = now
         if self.host:
             share = 1 / (1 + self.runnable)
             took = min(self.host, span * share)
             self.host -= took
             span -= took
-        if span > 0:
-            fast, slow = self._speeds
-            if self.serving is not None and self.serving.work:
-                self.serving.work = max(0.0, self.serving.work - span * fast)
-                self.serving_s += span * fast
-            if self.rollout.work:
-                self.rollout.work = max(0.0, self.rollout.work - span * slow)
-                self.rollout_s += span * slow
-        self.at = now
+        if span <= 0:
+            return
+        serving, rollout = self.serving, self.rollout
+        fast, slow = self._speeds
+        if serving is not None and serving.work:
+            serving.work = max(0.0, serving.work - span * fast)
+            self.serving_s += span * fast
+        if rollout.work:
+            rollout.work = max(0.0, rollout.work - span * slow)
+            self.rollout_s += span * slow
 
     def settle(self, now: float) -> Done:
         """What has ended by now, and begin what can begin."""
@@ -117,11 +121,12 @@ class Device:
     def next(self) -> float:
         """When something ends, if nothing else happens."""
         left = math.inf
+        serving, rollout = self.serving, self.rollout
         fast, slow = self._speeds
-        if self.serving is not None and self.serving.steps and fast > 0:
-            left = self.serving.work / fast
-        if self.rollout.steps and slow > 0:
-            left = min(left, self.rollout.work / slow)
+        if serving is not None and serving.steps and fast > 0:
+            left = serving.work / fast
+        if rollout.steps and slow > 0:
+            left = min(left, rollout.work / slow)
         if self.host and left < math.inf:
             beside = self.runnable
             left += min(self.host, left / beside) if beside else self.host
@@ -235,9 +240,13 @@ class Device:
         if serving is None:
             return []
         need = (serving.context + serving.prompts) * serving.model.kv_bytes
+        if need == self._most_at and self.active:
+            return []
         demand = Demand(self.active, need, True, self.rl_step)
         before = self.budget
         self.budget = memory.decide(before, demand, self._memory, now)
+        is_most = self.budget.bytes == memory.ceiling(demand, self._memory)
+        self._most_at = need if is_most else -1
         if self.budget.bytes >= before.bytes:
             return []
         held = (rollout.context + rollout.prompts) * rollout.model.kv_bytes
