@@ -120,26 +120,23 @@ def reason(turn: Placing, engine: str) -> Reason:
 
 def cost_s(turn: Placing, engine: EngineFacts) -> float:
     """Estimated seconds until the turn ends there, and those that it takes from others."""
-    speed = engine.speed
+    speed, running, expected = engine.speed, engine.running, turn.expected
     own_s = anew_s(turn, engine)
-    prefill_s = engine.prefill_left * speed.prefill_s + own_s
-    decode_s = turn.expected * speed.token_s(engine.running + 1)
-    needs_s = prefill_s + decode_s
-    cut = min(1.0, engine.revoked_per_s * needs_s)
-    again_s = (turn.context + turn.expected / 2) * speed.prefill_s
-    slows_s = turn.expected * speed.turn_s * engine.running
-    others_s = _for_all(own_s, engine) - own_s + slows_s
+    decode_s = expected * (speed.step_s + speed.turn_s * (running + 1))
+    needs_s = engine.prefill_left * speed.prefill_s + own_s + decode_s
+    slows_s = expected * speed.turn_s * running
+    others_s = own_s * (1 + running + TO_COME) - own_s + slows_s
+    risk_s = 0.0
+    if engine.revoked_per_s:
+        again_s = (turn.context + expected / 2) * speed.prefill_s
+        risk_s = min(1.0, engine.revoked_per_s * needs_s) * again_s
     rest_s = min(MOST_FURTHER, turn.further) * (decode_s + slows_s)
-    return needs_s + others_s + cut * again_s + rest_s
+    return needs_s + others_s + risk_s + rest_s
 
 
 def price_s(turn: Placing, engine: EngineFacts) -> float:
     """Of computing what it has not cached: the turn waits for it, and all that are there."""
-    return _for_all(anew_s(turn, engine), engine)
-
-
-def _for_all(prefill_s: float, engine: EngineFacts) -> float:
-    return prefill_s * (1 + engine.running + TO_COME)
+    return anew_s(turn, engine) * (1 + engine.running + TO_COME)
 
 
 def anew_s(turn: Placing, engine: EngineFacts) -> float:
