@@ -11,7 +11,7 @@ there, so the cost is in events and not in seconds or steps. Same seed, same eve
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -20,7 +20,7 @@ import numpy as np
 
 from rose.executor.latency import Step
 from rose.plan.device import Device
-from rose.plan.engine import Engine, Job
+from rose.plan.engine import Job
 from rose.plan.host import Host
 from rose.plan.lending import Kind, Lending
 from rose.plan.places import Places
@@ -65,7 +65,7 @@ class Fleet:
         self._heap: list[tuple[float, int, Callable[[float], None] | None, int, int]] = []
         self._number = 0
         self._waiting: list[tuple[float, int, int]] = []
-        self._ready: list[Device] = []
+        self._ready: list[int] = []
         """Devices that take turns, in no order, and where each is."""
         self._place_of: dict[int, int] = {}
         self._drawn: list[float] = []
@@ -293,7 +293,7 @@ class Fleet:
 
     def dispatch(self, now: float) -> None:
         missed: list[tuple[float, int, int]] = []
-        ahead: Counter[int] = Counter()
+        ahead: defaultdict[int, int] = defaultdict(int)
         while self._waiting and len(missed) < LOOK_FURTHER:
             entry = heappop(self._waiting)
             if not self._place(entry[2], len(self._waiting) + len(missed) + 1, ahead, now):
@@ -302,7 +302,7 @@ class Fleet:
         for entry in missed:
             heappush(self._waiting, entry)
 
-    def _place(self, trajectory: int, waiting: int, ahead: Counter[int], now: float) -> bool:
+    def _place(self, trajectory: int, waiting: int, ahead: dict[int, int], now: float) -> bool:
         """`waiting`: turns, with this one; `ahead`: those that wait for their own device."""
         candidates = self._candidates(self._before[trajectory])
         if not candidates:
@@ -310,15 +310,12 @@ class Fleet:
         turn = self._turn[trajectory]
         made = self._made[trajectory]
         context = self._length[trajectory] + made
-        cached = {
-            str(d.number): held[trajectory]
-            for d in candidates
-            if trajectory in (held := self._prefixes.of(d.number))
-        }
+        held = self._prefixes.held
+        cached = {str(n): held[n][trajectory] for n in candidates if trajectory in held[n]}
         assert self._plan is not None
         before = self._before[trajectory]
-        facts = [self._told[d.number] or self._facts(d) for d in candidates]
-        free = sum([self._free[d.number] for d in candidates])
+        facts = [self._told[n] or self._facts(n) for n in candidates]
+        free = sum([self._free[n] for n in candidates])
         asked = Placing(
             context,
             max(1, round(self._expected)),
@@ -346,7 +343,7 @@ class Fleet:
         self.settle(device, now)
         return True
 
-    def _candidates(self, before: int) -> list[Device]:
+    def _candidates(self, before: int) -> list[int]:
         ready = self._ready
         if len(ready) <= MOST_CANDIDATES:
             return ready
@@ -361,20 +358,20 @@ class Fleet:
 
     def offer(self, device: Device) -> None:
         self._place_of[device.number] = len(self._ready)
-        self._ready.append(device)
+        self._ready.append(device.number)
 
     def withdraw(self, device: Device) -> None:
         place = self._place_of.pop(device.number, None)
         if place is None:
             return
         last = self._ready.pop()
-        if last is not device:
+        if last != device.number:
             self._ready[place] = last
-            self._place_of[last.number] = place
+            self._place_of[last] = place
 
-    def _facts(self, device: Device) -> EngineFacts:
-        number = device.number
-        rollout: Engine = device.rollout
+    def _facts(self, number: int) -> EngineFacts:
+        device = self.devices[number]
+        rollout = device.rollout
         borrowed = number in self.lending.lent
         facts = EngineFacts(
             id=str(number),

@@ -7,25 +7,22 @@ from collections import OrderedDict
 
 class Prefixes:
     def __init__(self, devices: int) -> None:
-        self._cached: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(devices)]
-        self._held = [0] * devices
-
-    def of(self, device: int) -> OrderedDict[int, int]:
-        """Tokens by trajectory, the longest unused first."""
-        return self._cached[device]
+        self.held: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(devices)]
+        """Of each device tokens by trajectory, the longest unused first."""
+        self._sums = [0] * devices
 
     def keep(self, device: int, trajectory: int, tokens: int, room: int) -> None:
         """Its turn's KV stays until memory is wanted for others; the longest unused goes first."""
-        cached = self._cached[device]
-        self._held[device] += tokens - cached.pop(trajectory, 0)
+        cached = self.held[device]
+        self._sums[device] += tokens - cached.pop(trajectory, 0)
         cached[trajectory] = tokens
-        while cached and self._held[device] > room:
+        while cached and self._sums[device] > room:
             _, gone = cached.popitem(last=False)
-            self._held[device] -= gone
+            self._sums[device] -= gone
 
     def forget(self, device: int, trajectory: int) -> None:
-        self._held[device] -= self._cached[device].pop(trajectory, 0)
+        self._sums[device] -= self.held[device].pop(trajectory, 0)
 
     def clear(self, device: int) -> None:
-        self._cached[device].clear()
-        self._held[device] = 0
+        self.held[device].clear()
+        self._sums[device] = 0
