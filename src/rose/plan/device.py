@@ -184,8 +184,6 @@ class Device:
     def _begin(self, now: float) -> None:
         serving, rollout = self.serving, self.rollout
         self._again = math.inf
-        if serving is not None and not serving.steps and serving.busy:
-            serving.plan()
         if serving is None:
             self._speeds = (NOBODY, ALONE)
             if not rollout.steps and rollout.busy:
@@ -193,9 +191,12 @@ class Device:
             return
         if not serving.busy:
             self._busy_since = None
-        elif self._busy_since is None:
-            self._busy_since = now
-        if self.active and rollout.busy and not rollout.steps:
+        else:
+            if not serving.steps:
+                serving.plan()
+            if self._busy_since is None:
+                self._busy_since = now
+        if self.active and not rollout.steps and rollout.busy:
             self._shares = self._ask(serving, now)
             if self._shares.tokens:
                 rollout.plan(self._shares.tokens)

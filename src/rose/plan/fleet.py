@@ -101,11 +101,12 @@ class Fleet:
 
     def run(self, until: Callable[[], bool], latest: float = math.inf) -> float:
         """Let time pass until something is so; returns when that is."""
+        heap = self._heap
         while not until():
-            if not self._heap or self._heap[0][0] > latest:
+            if not heap or heap[0][0] > latest:
                 self.now = latest if latest < math.inf else self.now
                 break
-            now, _, act, number, epoch = heappop(self._heap)
+            now, _, act, number, epoch = heappop(heap)
             self.now = now
             self.events += 1
             if not self.events % TOLD:
@@ -151,9 +152,10 @@ class Fleet:
         """Trajectories of new weights, all or the first so many; see `more`."""
         self._plan = plan
         count = len(plan)
-        self._turn = plan.offset[:-1].tolist()
-        """Of every trajectory, the turn that it is at."""
-        self._last = plan.offset[1:].tolist()
+        self._first, self._last = plan.offset[:-1].tolist(), plan.offset[1:].tolist()
+        """Of every trajectory, its first turn and the one after its last."""
+        self._turn = self._first.copy()
+        """The one that it is at."""
         self._length = plan.prompt.tolist()
         """Its context before that turn."""
         self._made = [0] * count
@@ -216,9 +218,7 @@ class Fleet:
             self.settle(device, self.now)
 
     def _submit(self, trajectory: int, now: float) -> None:
-        plan = self._plan
-        assert plan is not None
-        turns = self._turn[trajectory] - int(plan.offset[trajectory])
+        turns = self._turn[trajectory] - self._first[trajectory]
         self._began[trajectory] = now
         self.work += self._weight(turns)
         rank = order.rank(self.kind.order, Waiting(now, self._expected, turns))
@@ -242,7 +242,7 @@ class Fleet:
             gap = (now - self._began[trajectory]) / (job.new - 1)
             self._meters[device.number].gap(device.rollout.count + 1, gap, times)
         turn = self._turn[trajectory]
-        self.work -= self._weight(turn - int(plan.offset[trajectory]))
+        self.work -= self._weight(turn - self._first[trajectory])
         device.rolled_tokens += job.new
         self._length[trajectory] += self._new[turn]
         room = device.capacity - device.rollout.context - device.rollout.prompts
@@ -280,12 +280,11 @@ class Fleet:
 
     def _turn_lost(self, device: Device, job: Job, made: int, now: float) -> None:
         """Go on elsewhere from the tokens so far."""
-        plan, trajectory = self._plan, job.id
-        assert plan is not None
+        trajectory = job.id
         self.cuts += 1
         device.rolled_tokens += made
         self._made[trajectory] += made
-        self.work -= self._weight(self._turn[trajectory] - int(plan.offset[trajectory]))
+        self.work -= self._weight(self._turn[trajectory] - self._first[trajectory])
         self._prefixes.forget(device.number, trajectory)
         self._submit(trajectory, now)
 
@@ -312,7 +311,6 @@ class Fleet:
         context = self._length[trajectory] + made
         held = self._prefixes.held
         cached = {str(n): held[n][trajectory] for n in candidates if trajectory in held[n]}
-        assert self._plan is not None
         before = self._before[trajectory]
         facts = [self._told[n] or self._facts(n) for n in candidates]
         free = sum([self._free[n] for n in candidates])
@@ -321,7 +319,7 @@ class Fleet:
             max(1, round(self._expected)),
             cached,
             str(before) if before >= 0 else None,
-            turn - int(self._plan.offset[trajectory]),
+            turn - self._first[trajectory],
             self._number,
             crowded=waiting * len(candidates) > free * len(self._ready),
             ahead=ahead[before],

@@ -27,12 +27,13 @@ class Meter:
     def gap(self, turns: int, seconds: float, times: int = 1) -> None:
         """Between two tokens of a turn, with so many at once; seen so many times."""
         weight, x, y, xx, xy = self._sums
+        squared, product = turns * turns, turns * seconds
         for _ in range(times):
             weight = FADING * weight + 1.0
             x = FADING * x + turns
             y = FADING * y + seconds
-            xx = FADING * xx + turns * turns
-            xy = FADING * xy + turns * seconds
+            xx = FADING * xx + squared
+            xy = FADING * xy + product
         self._sums = [weight, x, y, xx, xy]
         spread = weight * xx - x * x
         slope = (weight * xy - x * y) / spread if spread > 1e-9 else self._first.turn_s
