@@ -309,8 +309,7 @@ class Fleet:
         turn = self._turn[trajectory]
         made = self._made[trajectory]
         context = self._length[trajectory] + made
-        held = self._prefixes.held
-        cached = {str(n): held[n][trajectory] for n in candidates if trajectory in held[n]}
+        cached = self._prefixes.of(trajectory)
         before = self._before[trajectory]
         facts = [self._told[n] or self._facts(n) for n in candidates]
         free = sum([self._free[n] for n in candidates])
