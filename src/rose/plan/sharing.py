@@ -200,9 +200,7 @@ class Sharing:
             busy_s=math.inf if patient else 0.0,
         )
 
-    def _answer(
-        self, window: Window, queue: Queue, turns: int, context: int, steps: int
-    ) -> Shares:
+    def _answer(self, window: Window, queue: Queue, turns: int, context: int, steps: int) -> Shares:
         """What a window means: tokens that fit, and how the device is shared in the long run."""
         tokens = self._fitting(window.seconds, turns, context)
         if not tokens:
