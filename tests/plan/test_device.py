@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plan.simple import MODEL
 
+from rose.executor import memory
 from rose.executor.admission import Terms
 from rose.executor.slo import Slo
 from rose.plan.device import Device, Done
@@ -24,11 +25,18 @@ DECODE_S = 0.011
 
 
 def device(
-    terms: Terms, *, kv_total: int = 10_000_000, slowdown: float = 1.0, serving: EngineModel = MODEL
+    terms: Terms,
+    *,
+    kv_total: int = 10_000_000,
+    slowdown: float = 1.0,
+    policy: str = "aimd",
+    serving: EngineModel = MODEL,
 ) -> Device:
     prompts = Prompts((100, 100, 100, 100, 100), 100, 1.0)
     sharing = Sharing(terms, SLO, serving, MODEL, prompts, credit_s=2.0, slowdown=slowdown)
-    made = Device(0, serving=serving, rollout=MODEL, kv_total=kv_total, sharing=sharing)
+    made = Device(
+        0, serving=serving, rollout=MODEL, kv_total=kv_total, sharing=sharing, policy=policy
+    )
     made.wake()
     return made
 
@@ -241,3 +249,43 @@ def test_a_token_is_sent_beside_rollouts_and_not_after_them() -> None:
     seen = run(one, 20.0)
     took = (times(seen, "served")[1] - times(seen, "first")[1]) / 500
     assert took == pytest.approx(2 * 0.010 + 0.001, rel=0.02)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(memory.POLICIES),
+    st.lists(
+        st.tuples(st.sampled_from(["arrive", "sleep", "wake", "learn", "wait"]), st.floats(0, 2)),
+        max_size=30,
+    ),
+)
+def test_memory_is_what_the_policy_says_whenever_it_is_asked(
+    policy: str, happens: list[tuple[str, float]]
+) -> None:
+    terms = memory.MemoryTerms(2_000 * MODEL.kv_bytes, 0.2, policy, 2_000 * MODEL.kv_bytes)
+    one = device(GATE, kv_total=terms.total, policy=policy)
+    asked, now = one.budget, 0.0
+
+    def settle(now: float) -> None:
+        nonlocal asked
+        one.settle(now)
+        assert one.serving is not None
+        need = (one.serving.context + one.serving.prompts) * MODEL.kv_bytes
+        asked = memory.decide(asked, memory.Demand(one.active, need, True, one.rl_step), terms, now)
+        assert one.budget == asked
+
+    for number, (what, seconds) in enumerate(happens):
+        if what == "arrive":
+            one.arrive(request(number, prompt=400), now)
+        elif what == "sleep":
+            one.sleep()
+        elif what == "wake":
+            one.wake()
+        elif what == "learn":
+            one.rl_step += 1
+        settle(now)
+        until = now + seconds
+        while (now := min(one.next(), until)) < until:
+            one.advance(now)
+            settle(now)
+        one.advance(until)

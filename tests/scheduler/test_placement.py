@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as replaced
-
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -28,7 +26,7 @@ def engine(id_: str, **more: object) -> EngineFacts:
 
 
 def turn(**more: object) -> Placing:
-    return replaced(Placing(context=1000, expected=100, cached={}), **more)  # type: ignore[arg-type]
+    return replace(Placing(context=1000, expected=100, cached={}), **more)
 
 
 def test_a_cached_prefix_draws_a_turn() -> None:
@@ -54,7 +52,7 @@ def test_a_long_trajectory_pays_once_to_be_on_a_fast_engine() -> None:
     slow = engine("slow", speed=Speed(0.04, 0.004, 0.002))
     asked = turn(context=3000, cached={"slow": 2900}, before="slow")
     assert place("cost", asked, [slow, engine("fast")]) == slow
-    assert place("cost", replaced(asked, further=8), [slow, engine("fast")]) == engine("fast")
+    assert place("cost", replace(asked, further=8), [slow, engine("fast")]) == engine("fast")
 
 
 def test_a_prefill_that_others_wait_for_has_to_gain_more() -> None:
@@ -65,7 +63,7 @@ def test_a_prefill_that_others_wait_for_has_to_gain_more() -> None:
     assert place("cost", asked, [slow, fast]) == fast
     busy = replace(fast, running=20)
     assert place("cost", asked, [slow, busy]) == slow
-    assert place("cost", replaced(asked, cached={}), [slow, busy]) == busy
+    assert place("cost", replace(asked, cached={}), [slow, busy]) == busy
 
 
 def test_only_ready_engines_with_room_get_turns() -> None:
@@ -89,9 +87,9 @@ def test_a_turn_waits_for_its_own_engine_unless_others_do_too() -> None:
     full = engine("full", running=9, places=8)
     asked = turn(context=1000, cached={"full": 1000}, before="full", expected=20, crowded=True)
     assert place("cost", asked, [full, engine("free")]) is None
-    assert place("cost", replaced(asked, crowded=False), [full, engine("free")]) == engine("free")
-    assert place("cost", replaced(asked, ahead=50), [full, engine("free")]) == engine("free")
-    assert place("cost", replaced(asked, cached={}), [full, engine("free")]) == engine("free")
+    assert place("cost", replace(asked, crowded=False), [full, engine("free")]) == engine("free")
+    assert place("cost", replace(asked, ahead=50), [full, engine("free")]) == engine("free")
+    assert place("cost", replace(asked, cached={}), [full, engine("free")]) == engine("free")
     assert place("least_loaded", asked, [full, engine("free")]) == engine("free")
     short_of_memory = replace(full, running=3, context=9_500, capacity=10_000)
     assert place("cost", asked, [short_of_memory, engine("free")]) == engine("free")
@@ -100,7 +98,7 @@ def test_a_turn_waits_for_its_own_engine_unless_others_do_too() -> None:
 def test_in_a_crowd_a_prefill_that_many_would_wait_for_is_not_worth_a_place() -> None:
     full = engine("full", running=9, places=8)
     asked = turn(context=200, cached={"full": 200}, before="full", expected=28, crowded=True)
-    asked = replaced(asked, ahead=3)
+    asked = replace(asked, ahead=3)
     busy, idle = engine("busy", running=8, places=8), engine("idle")
     assert wait_s(asked, full) > anew_s(asked, busy)
     assert place("cost", asked, [full, busy]) is None
@@ -111,8 +109,8 @@ def test_in_a_crowd_nobody_moves_to_a_faster_engine() -> None:
     slow = engine("slow", speed=Speed(0.04, 0.004, 0.002))
     asked = turn(context=3000, cached={"slow": 2900}, before="slow", further=8)
     assert place("cost", asked, [slow, engine("fast")]) == engine("fast")
-    assert place("cost", replaced(asked, crowded=True), [slow, engine("fast")]) == slow
-    assert place("cost", replaced(asked, crowded=True, before="gone"), [slow]) == slow
+    assert place("cost", replace(asked, crowded=True), [slow, engine("fast")]) == slow
+    assert place("cost", replace(asked, crowded=True, before="gone"), [slow]) == slow
 
 
 def test_why_a_turn_went_where_it_went_can_be_told() -> None:

@@ -15,7 +15,10 @@ serving rises. Rollout raises: publish the higher claim, wait for the acknowledg
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 WATERMARK = 0.5
 """Share of the headroom serving may use up before rollout is cut: reacts before it is needed."""
@@ -35,8 +38,7 @@ class MemoryTerms:
     """Virtual size of the rollout engine's KV cache; a budget above it is useless."""
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True):
     """What the policy looks at."""
 
     active: bool
@@ -48,8 +50,7 @@ class Demand:
     """Counts RL steps (or leases): what `halve_and_freeze` thaws on."""
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """What rollout may use, and what the policy remembers."""
 
     bytes: int = 0

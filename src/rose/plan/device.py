@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from rose.executor import memory
 from rose.executor.budget import ErrorBudget
@@ -22,7 +23,7 @@ SLIVER = 1e-9
 """Seconds that are rounding."""
 
 
-class Done(NamedTuple):
+class Done(msgspec.Struct, frozen=True):
     """What a device has to say."""
 
     served: Sequence[Event]
@@ -54,6 +55,8 @@ class Device:
         self._sharing = sharing
         self._memory = MemoryTerms(kv_total, headroom, policy, kv_total)
         self.budget = Budget(kv_total if serving is None else 0)
+        self._most_at = -1
+        """Serving's need with which the budget is all that it can be: nothing more to decide."""
         self._errors = ErrorBudget(sharing.terms.error_budget if sharing else 0.0)
         self._arrived = 0
         self._arrivals: list[float] = []
@@ -80,21 +83,23 @@ class Device:
     def advance(self, now: float) -> None:
         """Let both engines work until now; nothing may end before."""
         span = now - self.at
+        self.at = now
         if self.host:
             took = min(self.host, span / (1 + self._weight + self.stranger))
             self.host -= took
             span -= took
         if self.stranger and (weight := self._weight):
             span *= weight / (weight + self.stranger)
-        if span > 0:
-            fast, slow = self._speeds
-            if self.serving is not None and self.serving.work:
-                self.serving.work = max(0.0, self.serving.work - span * fast)
-                self.serving_s += span * fast
-            if self.rollout.work:
-                self.rollout.work = max(0.0, self.rollout.work - span * slow)
-                self.rollout_s += span * slow
-        self.at = now
+        if span <= 0:
+            return
+        serving, rollout = self.serving, self.rollout
+        fast, slow = self._speeds
+        if serving is not None and serving.work:
+            serving.work = max(0.0, serving.work - span * fast)
+            self.serving_s += span * fast
+        if rollout.work:
+            rollout.work = max(0.0, rollout.work - span * slow)
+            self.rollout_s += span * slow
 
     def settle(self, now: float) -> Done:
         """What has ended by now, and begin what can begin."""
@@ -119,11 +124,12 @@ class Device:
     def next(self) -> float:
         """When something ends, if nothing else happens."""
         left = math.inf
+        serving, rollout = self.serving, self.rollout
         fast, slow = self._speeds
-        if self.serving is not None and self.serving.steps and fast > 0:
-            left = self.serving.work / fast
-        if self.rollout.steps and slow > 0:
-            left = min(left, self.rollout.work / slow)
+        if serving is not None and serving.steps and fast > 0:
+            left = serving.work / fast
+        if rollout.steps and slow > 0:
+            left = min(left, rollout.work / slow)
         if (self.host or self.stranger) and left < math.inf:
             weight = self._weight
             stranger_s = left / weight * self.stranger if weight else 0.0
@@ -193,8 +199,6 @@ class Device:
     def _begin(self, now: float) -> None:
         serving, rollout = self.serving, self.rollout
         self._again = math.inf
-        if serving is not None and not serving.steps and serving.busy:
-            serving.plan()
         if serving is None:
             self._speeds = (NOBODY, ALONE)
             if not rollout.steps and rollout.busy:
@@ -202,9 +206,12 @@ class Device:
             return
         if not serving.busy:
             self._busy_since = None
-        elif self._busy_since is None:
-            self._busy_since = now
-        if self.active and rollout.busy and not rollout.steps:
+        else:
+            if not serving.steps:
+                serving.plan()
+            if self._busy_since is None:
+                self._busy_since = now
+        if self.active and not rollout.steps and rollout.busy:
             self._shares = self._ask(serving, now)
             if self._shares.tokens:
                 rollout.plan(self._shares.tokens)
@@ -217,9 +224,10 @@ class Device:
         if self._arrivals:
             due = self._arrivals[0] + self._sharing.slo.ttft_s - now
         began = self._busy_since if self._busy_since is not None else now
-        patient = now - began >= self._sharing.patience(self.rollout) - SLIVER
+        patience = self._sharing.patience(self.rollout)
+        patient = now - began >= patience - SLIVER
         if not patient:
-            self._again = began + self._sharing.patience(self.rollout)
+            self._again = began + patience
         return self._sharing.of(
             serving,
             self.rollout,
@@ -249,9 +257,13 @@ class Device:
         if serving is None:
             return []
         need = (serving.context + serving.prompts) * serving.model.kv_bytes
+        if need == self._most_at and self.active:
+            return []
         demand = Demand(self.active, need, True, self.rl_step)
         before = self.budget
         self.budget = memory.decide(before, demand, self._memory, now)
+        is_most = self.budget.bytes == memory.ceiling(demand, self._memory)
+        self._most_at = need if is_most else -1
         if self.budget.bytes >= before.bytes:
             return []
         held = (rollout.context + rollout.prompts) * rollout.model.kv_bytes

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import NamedTuple
+
+import msgspec
 
 from rose.executor.latency import Step
 from rose.plan.jitter import Jitter
@@ -26,7 +27,7 @@ MOST_SEQUENCES = 256
 """vLLM's default `--max-num-seqs` on a server."""
 
 
-class Job(NamedTuple):
+class Job(msgspec.Struct, frozen=True):
     """A serving request or a rollout turn."""
 
     id: int
@@ -38,7 +39,7 @@ class Job(NamedTuple):
     """Tokens to make."""
 
 
-class Event(NamedTuple):
+class Event(msgspec.Struct, frozen=True):
     job: Job
     first: bool
     """Its first token is there; otherwise it has ended."""

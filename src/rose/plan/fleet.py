@@ -11,7 +11,7 @@ there, so the cost is in events and not in seconds or steps. Same seed, same eve
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -20,7 +20,7 @@ import numpy as np
 
 from rose.executor.latency import Step
 from rose.plan.device import Device
-from rose.plan.engine import Engine, Job
+from rose.plan.engine import Job
 from rose.plan.host import Host
 from rose.plan.lending import Kind, Lending
 from rose.plan.places import Places
@@ -65,7 +65,7 @@ class Fleet:
         self._heap: list[tuple[float, int, Callable[[float], None] | None, int, int]] = []
         self._number = 0
         self._waiting: list[tuple[float, int, int]] = []
-        self._ready: list[Device] = []
+        self._ready: list[int] = []
         """Devices that take turns, in no order, and where each is."""
         self._place_of: dict[int, int] = {}
         self._drawn: list[float] = []
@@ -77,8 +77,10 @@ class Fleet:
         self._prefixes = Prefixes(len(devices))
         self._measures = kind.placement == "cost"
         self._meters = [Meter(_first_guess(d)) for d in devices]
-        self._told: list[tuple[int, EngineFacts] | None] = [None] * len(devices)
-        """Facts of a device, and its epoch then: they hold until something happens there."""
+        self._told: list[EngineFacts | None] = [None] * len(devices)
+        """Facts of a device: they hold until something happens there."""
+        self._free = [0] * len(devices)
+        """Places that it had then."""
         self.refills = False
         """A trajectory that ends makes room for the next."""
         self.ends: Callable[[int], None] = lambda _: None
@@ -99,11 +101,12 @@ class Fleet:
 
     def run(self, until: Callable[[], bool], latest: float = math.inf) -> float:
         """Let time pass until something is so; returns when that is."""
+        heap = self._heap
         while not until():
-            if not self._heap or self._heap[0][0] > latest:
+            if not heap or heap[0][0] > latest:
                 self.now = latest if latest < math.inf else self.now
                 break
-            now, _, act, number, epoch = heappop(self._heap)
+            now, _, act, number, epoch = heappop(heap)
             self.now = now
             self.events += 1
             if not self.events % TOLD:
@@ -135,6 +138,7 @@ class Fleet:
         for job, made in done.lost:
             self._turn_lost(device, job, made, now)
         device.epoch += 1
+        self._told[device.number] = None
         when = device.next()
         if when < math.inf:
             self._number += 1
@@ -148,9 +152,10 @@ class Fleet:
         """Trajectories of new weights, all or the first so many; see `more`."""
         self._plan = plan
         count = len(plan)
-        self._turn = plan.offset[:-1].tolist()
-        """Of every trajectory, the turn that it is at."""
-        self._last = plan.offset[1:].tolist()
+        self._first, self._last = plan.offset[:-1].tolist(), plan.offset[1:].tolist()
+        """Of every trajectory, its first turn and the one after its last."""
+        self._turn = self._first.copy()
+        """The one that it is at."""
         self._length = plan.prompt.tolist()
         """Its context before that turn."""
         self._made = [0] * count
@@ -213,9 +218,7 @@ class Fleet:
             self.settle(device, self.now)
 
     def _submit(self, trajectory: int, now: float) -> None:
-        plan = self._plan
-        assert plan is not None
-        turns = self._turn[trajectory] - int(plan.offset[trajectory])
+        turns = self._turn[trajectory] - self._first[trajectory]
         self._began[trajectory] = now
         self.work += self._weight(turns)
         rank = order.rank(self.kind.order, Waiting(now, self._expected, turns))
@@ -235,12 +238,11 @@ class Fleet:
     def _turn_ended(self, device: Device, job: Job, now: float) -> None:
         plan, trajectory = self._plan, job.id
         assert plan is not None
-        if job.new > 1:
+        if times := min(MOST_GAPS, job.new // MEASURED):
             gap = (now - self._began[trajectory]) / (job.new - 1)
-            for _ in range(min(MOST_GAPS, job.new // MEASURED)):
-                self._meters[device.number].gap(device.rollout.count + 1, gap)
+            self._meters[device.number].gap(device.rollout.count + 1, gap, times)
         turn = self._turn[trajectory]
-        self.work -= self._weight(turn - int(plan.offset[trajectory]))
+        self.work -= self._weight(turn - self._first[trajectory])
         device.rolled_tokens += job.new
         self._length[trajectory] += self._new[turn]
         room = device.capacity - device.rollout.context - device.rollout.prompts
@@ -278,12 +280,11 @@ class Fleet:
 
     def _turn_lost(self, device: Device, job: Job, made: int, now: float) -> None:
         """Go on elsewhere from the tokens so far."""
-        plan, trajectory = self._plan, job.id
-        assert plan is not None
+        trajectory = job.id
         self.cuts += 1
         device.rolled_tokens += made
         self._made[trajectory] += made
-        self.work -= self._weight(self._turn[trajectory] - int(plan.offset[trajectory]))
+        self.work -= self._weight(self._turn[trajectory] - self._first[trajectory])
         self._prefixes.forget(device.number, trajectory)
         self._submit(trajectory, now)
 
@@ -291,7 +292,7 @@ class Fleet:
 
     def dispatch(self, now: float) -> None:
         missed: list[tuple[float, int, int]] = []
-        ahead: Counter[int] = Counter()
+        ahead: defaultdict[int, int] = defaultdict(int)
         while self._waiting and len(missed) < LOOK_FURTHER:
             entry = heappop(self._waiting)
             if not self._place(entry[2], len(self._waiting) + len(missed) + 1, ahead, now):
@@ -300,7 +301,7 @@ class Fleet:
         for entry in missed:
             heappush(self._waiting, entry)
 
-    def _place(self, trajectory: int, waiting: int, ahead: Counter[int], now: float) -> bool:
+    def _place(self, trajectory: int, waiting: int, ahead: dict[int, int], now: float) -> bool:
         """`waiting`: turns, with this one; `ahead`: those that wait for their own device."""
         candidates = self._candidates(self._before[trajectory])
         if not candidates:
@@ -308,21 +309,16 @@ class Fleet:
         turn = self._turn[trajectory]
         made = self._made[trajectory]
         context = self._length[trajectory] + made
-        cached = {
-            str(d.number): held[trajectory]
-            for d in candidates
-            if trajectory in (held := self._prefixes.of(d.number))
-        }
-        assert self._plan is not None
+        cached = self._prefixes.of(trajectory)
         before = self._before[trajectory]
-        facts = [self._facts(device) for device in candidates]
-        free = sum(max(0, one.slots - one.running) for one in facts)
+        facts = [self._told[n] or self._facts(n) for n in candidates]
+        free = sum([self._free[n] for n in candidates])
         asked = Placing(
             context,
             max(1, round(self._expected)),
             cached,
             str(before) if before >= 0 else None,
-            turn - int(self._plan.offset[trajectory]),
+            turn - self._first[trajectory],
             self._number,
             crowded=waiting * len(candidates) > free * len(self._ready),
             ahead=ahead[before],
@@ -344,7 +340,7 @@ class Fleet:
         self.settle(device, now)
         return True
 
-    def _candidates(self, before: int) -> list[Device]:
+    def _candidates(self, before: int) -> list[int]:
         ready = self._ready
         if len(ready) <= MOST_CANDIDATES:
             return ready
@@ -359,23 +355,20 @@ class Fleet:
 
     def offer(self, device: Device) -> None:
         self._place_of[device.number] = len(self._ready)
-        self._ready.append(device)
+        self._ready.append(device.number)
 
     def withdraw(self, device: Device) -> None:
         place = self._place_of.pop(device.number, None)
         if place is None:
             return
         last = self._ready.pop()
-        if last is not device:
+        if last != device.number:
             self._ready[place] = last
-            self._place_of[last.number] = place
+            self._place_of[last] = place
 
-    def _facts(self, device: Device) -> EngineFacts:
-        number = device.number
-        told = self._told[number]
-        if told is not None and told[0] == device.epoch:
-            return told[1]
-        rollout: Engine = device.rollout
+    def _facts(self, number: int) -> EngineFacts:
+        device = self.devices[number]
+        rollout = device.rollout
         borrowed = number in self.lending.lent
         facts = EngineFacts(
             id=str(number),
@@ -389,7 +382,8 @@ class Fleet:
             places=rollout.model.sequences,
             gpus=self.kind.gpus,
         )
-        self._told[number] = device.epoch, facts
+        self._told[number] = facts
+        self._free[number] = max(0, facts.slots - facts.running)
         return facts
 
     def speed(self, device: Device) -> Speed:

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+
+NOTHING: Mapping[str, int] = {}
 
 
 class Prefixes:
     def __init__(self, devices: int) -> None:
-        self._cached: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(devices)]
-        self._held = [0] * devices
+        self._kept: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(devices)]
+        """Of each device tokens by trajectory, the longest unused first."""
+        self._sums = [0] * devices
+        self._of: dict[int, dict[str, int]] = {}
+        """The same by trajectory: who places a turn need not look at every device."""
 
-    def of(self, device: int) -> OrderedDict[int, int]:
-        """Tokens by trajectory, the longest unused first."""
-        return self._cached[device]
+    def of(self, trajectory: int) -> Mapping[str, int]:
+        """Tokens by device."""
+        return self._of.get(trajectory, NOTHING)
 
     def keep(self, device: int, trajectory: int, tokens: int, room: int) -> None:
         """Its turn's KV stays until memory is wanted for others; the longest unused goes first."""
-        cached = self._cached[device]
-        self._held[device] += tokens - cached.pop(trajectory, 0)
-        cached[trajectory] = tokens
-        while cached and self._held[device] > room:
-            _, gone = cached.popitem(last=False)
-            self._held[device] -= gone
+        self.forget(device, trajectory)
+        kept = self._kept[device]
+        kept[trajectory] = tokens
+        self._sums[device] += tokens
+        self._of.setdefault(trajectory, {})[str(device)] = tokens
+        while kept and self._sums[device] > room:
+            self.forget(device, next(iter(kept)))
 
     def forget(self, device: int, trajectory: int) -> None:
-        self._held[device] -= self._cached[device].pop(trajectory, 0)
+        tokens = self._kept[device].pop(trajectory, None)
+        if tokens is None:
+            return
+        self._sums[device] -= tokens
+        held = self._of[trajectory]
+        del held[str(device)]
+        if not held:
+            del self._of[trajectory]
 
     def clear(self, device: int) -> None:
-        self._cached[device].clear()
-        self._held[device] = 0
+        for trajectory in list(self._kept[device]):
+            self.forget(device, trajectory)

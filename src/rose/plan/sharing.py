@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from rose.executor import admission
-from rose.executor.admission import CHUNK, Question, Terms
+from rose.executor.admission import CHUNK, Question, Terms, Window
 from rose.executor.bounds import Queue, bounds
 from rose.executor.facts import ServingFacts
 from rose.executor.latency import Step
@@ -88,6 +88,8 @@ class Sharing:
         self._credit_s, self._slowdown, self._paced = credit_s, slowdown, paced
         self._known: dict[tuple[int, ...], Shares] = {}
         self._queues: dict[Queue, ServingFacts] = {}
+        self._idle: dict[int, Window] = {}
+        """By allowance: while nobody is served, nothing else decides."""
 
     def of(
         self, serving: Engine, rollout: Engine, *, due_s: float, allowance: float, patient: bool
@@ -164,17 +166,21 @@ class Sharing:
             facts = self._queues[queue] = self._facts(queue)
         if due >= 0:
             facts = replace(facts, prefill_deadline=due / 64 * self.slo.ttft_s)
-        worth = self._worth(t, tc)
         if not (n or w):
-            return self._answer(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc, 1)
+            idle = self._idle.get(allowance)
+            if idle is None:
+                idle = admission.window(self._question(facts, 0.0, allowance, 0.0, 1))
+                self._idle[allowance] = idle
+            return self._answer(idle, queue, t, tc, 1)
+        worth = self._worth(t, tc)
         if self._paced:
             return self._pace(self._question(facts, 0.0, allowance, worth, 1), queue, t, tc)
         step_s = self._serving.latency.mean(Step(min(p, self._serving.budget), n, c))
         ahead = self.slo.tpot_s - step_s
         for steps in range(1, MOST_LEAD + 1):
             lead = min(self._credit_s, (steps - 1) * ahead)
-            asked = self._question(facts, lead, allowance, worth, patient)
-            answer = self._answer(asked, queue, t, tc, steps)
+            window = admission.window(self._question(facts, lead, allowance, worth, patient))
+            answer = self._answer(window, queue, t, tc, steps)
             if answer.tokens or ahead <= 0 or lead >= self._credit_s or w or not n:
                 return answer  # a lead is of no use beside one who has no token yet, see (4)
         return SHUT
@@ -195,11 +201,8 @@ class Sharing:
             busy_s=math.inf if patient else 0.0,
         )
 
-    def _answer(
-        self, asked: Question, queue: Queue, turns: int, context: int, steps: int
-    ) -> Shares:
+    def _answer(self, window: Window, queue: Queue, turns: int, context: int, steps: int) -> Shares:
         """What a window means: tokens that fit, and how the device is shared in the long run."""
-        window = admission.window(asked)
         tokens = self._fitting(window.seconds, turns, context)
         if not tokens:
             return SHUT

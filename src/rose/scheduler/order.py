@@ -14,7 +14,8 @@ by one level: who has had many turns is in the tail already, and the tail decide
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 WAITING_TOKENS_PER_S = 20.0
 """About what a turn makes in the time it waits: waiting for a minute weighs 1,200 tokens."""
@@ -24,8 +25,7 @@ SMOOTHING = 0.3
 """Weight of the newest length in a running mean."""
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """A waiting turn as an order sees it."""
 
     arrived: float

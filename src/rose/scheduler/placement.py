@@ -31,8 +31,9 @@ then any borrowed one with room, then the least loaded), `least_loaded`, `round_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from rose.scheduler.facts import EngineFacts, Standing
 
@@ -44,8 +45,7 @@ PAPER_CAP = 16
 """Trajectories per GPU in the paper."""
 
 
-@dataclass(frozen=True)
-class Placing:
+class Placing(msgspec.Struct, frozen=True):
     """All that decides on where a turn goes."""
 
     context: int
@@ -120,17 +120,18 @@ def reason(turn: Placing, engine: str) -> Reason:
 
 def cost_s(turn: Placing, engine: EngineFacts) -> float:
     """Estimated seconds until the turn ends there, and those that it takes from others."""
-    speed = engine.speed
+    speed, running, expected = engine.speed, engine.running, turn.expected
     own_s = anew_s(turn, engine)
-    prefill_s = engine.prefill_left * speed.prefill_s + own_s
-    decode_s = turn.expected * speed.token_s(engine.running + 1)
-    needs_s = prefill_s + decode_s
-    cut = min(1.0, engine.revoked_per_s * needs_s)
-    again_s = (turn.context + turn.expected / 2) * speed.prefill_s
-    slows_s = turn.expected * speed.turn_s * engine.running
-    others_s = price_s(turn, engine) - own_s + slows_s
+    decode_s = expected * (speed.step_s + speed.turn_s * (running + 1))
+    needs_s = engine.prefill_left * speed.prefill_s + own_s + decode_s
+    slows_s = expected * speed.turn_s * running
+    others_s = own_s * (1 + running + TO_COME) - own_s + slows_s
+    risk_s = 0.0
+    if engine.revoked_per_s:
+        again_s = (turn.context + expected / 2) * speed.prefill_s
+        risk_s = min(1.0, engine.revoked_per_s * needs_s) * again_s
     rest_s = min(MOST_FURTHER, turn.further) * (decode_s + slows_s)
-    return needs_s + others_s + cut * again_s + rest_s
+    return needs_s + others_s + risk_s + rest_s
 
 
 def price_s(turn: Placing, engine: EngineFacts) -> float:
@@ -144,14 +145,13 @@ def anew_s(turn: Placing, engine: EngineFacts) -> float:
 
 
 def _cost(turn: Placing, engines: Sequence[EngineFacts]) -> EngineFacts | None:
-    roomy = _roomy(turn, engines)
-    best = min(roomy, key=lambda e: (cost_s(turn, e), e.id), default=None)
-    home = next((e for e in engines if e.id == turn.before), None)
-    if best is None or home is None or not turn.crowded:
-        return best
-    if home in roomy:
+    home = next((e for e in engines if e.id == turn.before), None) if turn.crowded else None
+    if home is not None and has_room(turn, home):
         return home
-    waits = is_full(home) and wait_s(turn, home) + price_s(turn, home) < price_s(turn, best)
+    best = min(_roomy(turn, engines), key=lambda e: (cost_s(turn, e), e.id), default=None)
+    if best is None or home is None or not is_full(home):
+        return best
+    waits = wait_s(turn, home) + price_s(turn, home) < price_s(turn, best)
     return None if waits else best
 
 

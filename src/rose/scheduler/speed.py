@@ -18,17 +18,23 @@ LEAST_STEP_S, LEAST_TURN_S, LEAST_PREFILL_S = 1e-4, 1e-6, 1e-7
 class Meter:
     def __init__(self, first: Speed = Speed()) -> None:  # noqa: B008 (frozen)
         self._first = first
-        self._sums = [0.0] * 5
-        for turns in (1, 16):
-            self._add(turns, first.token_s(turns), PRIOR_SAMPLES / 2)
+        seen = [(1.0, n, first.token_s(n), n * n, n * first.token_s(n)) for n in (1, 16)]
+        self._sums = [PRIOR_SAMPLES / 2 * sum(each) for each in zip(*seen, strict=True)]
+        """Of weights, turns, seconds, turns squared, turns times seconds."""
         self._prefill_s = first.prefill_s
         self.speed = first
 
-    def gap(self, turns: int, seconds: float) -> None:
-        """Between two tokens of a turn, with so many at once."""
-        self._sums = [FADING * each for each in self._sums]
-        self._add(turns, seconds, 1.0)
+    def gap(self, turns: int, seconds: float, times: int = 1) -> None:
+        """Between two tokens of a turn, with so many at once; seen so many times."""
         weight, x, y, xx, xy = self._sums
+        squared, product = turns * turns, turns * seconds
+        for _ in range(times):
+            weight = FADING * weight + 1.0
+            x = FADING * x + turns
+            y = FADING * y + seconds
+            xx = FADING * xx + squared
+            xy = FADING * xy + product
+        self._sums = [weight, x, y, xx, xy]
         spread = weight * xx - x * x
         slope = (weight * xy - x * y) / spread if spread > 1e-9 else self._first.turn_s
         slope = max(LEAST_TURN_S, min(slope, y / x))
@@ -41,7 +47,3 @@ class Meter:
             per_token = max(LEAST_PREFILL_S, (seconds - self.speed.step_s) / tokens)
             self._prefill_s += 0.1 * (per_token - self._prefill_s)
             self.speed = Speed(self.speed.step_s, self.speed.turn_s, self._prefill_s)
-
-    def _add(self, turns: int, seconds: float, weight: float) -> None:
-        for i, each in enumerate((1.0, turns, seconds, turns * turns, turns * seconds)):
-            self._sums[i] += weight * each
