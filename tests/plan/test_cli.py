@@ -72,6 +72,19 @@ def test_a_fleet_is_planned_as_table_json_and_page(tmp_path: Path) -> None:
     ).replace("http://creativecommons.org", "")
 
 
+def test_steps_that_are_counted_too_early_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rose.plan.job.MOST_WARM", 1)
+    file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    fleet = written(tmp_path / "fleet.toml", job={"rollouts": "agentic", "train_s": 1})
+    said = rose(fleet, "--json", file, "--html", page)
+    assert "likely too fast" in said.output
+    assert "likely too fast" in page.read_text()
+    modes = json.loads(file.read_text())["modes"]
+    assert [name for name, one in modes.items() if not one["steady"]] == ["fixed_async"]
+
+
 def test_the_same_file_gives_the_same_plan(tmp_path: Path) -> None:
     files = [tmp_path / f"{i}.json" for i in range(2)]
     for file in files:

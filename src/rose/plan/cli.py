@@ -207,7 +207,8 @@ def _tables(found: Plan) -> list[Any]:
     assert answer is not None
     words = f"borrow at most {answer.max_borrowed} devices, headroom {answer.headroom:.0%}: "
     words += answer.why
-    return [systems, what_if, f"[{'green' if answer.safe else 'red'}]{words}[/]"]
+    warnings = [f"[red]{warning}[/]" for warning in found.warnings]
+    return [systems, *warnings, what_if, f"[{'green' if answer.safe else 'red'}]{words}[/]"]
 
 
 def _p99(one: Any) -> str:
@@ -224,6 +225,7 @@ def _result(found: Plan) -> dict[str, Any]:
         "modes": {
             name: {
                 "throughput": one.throughput,
+                "steady": one.steady,
                 "step_s": [step.seconds for step in one.steps],
                 "rollout_s": [step.rollout_s for step in one.steps],
                 "slo_attainment": one.attainment,

@@ -26,7 +26,9 @@ KNOWN = 5_000
 """Requests from which a serving engine knows how long prompts are."""
 BISECTIONS = 12
 WARM_STEPS = 2
-"""Of an asynchronous job, until as much is under way as always."""
+"""Of an asynchronous job at least, before its steps count."""
+MOST_WARM = 30_000
+"""Trajectories until then at most: about a minute of simulation."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class Outcome:
 
     system: str
     steps: list[StepTime] = field(default_factory=list)
+    began_s: float = 0.0
+    """When the first of them did; what was before is not counted."""
+    steady: bool = True
+    """Otherwise steps are counted though the longest of the first trajectories have not ended."""
     ttft: np.ndarray = field(default_factory=lambda: np.empty(0))
     tpot: np.ndarray = field(default_factory=lambda: np.empty(0))
     slo: Slo = NOTHING
@@ -303,31 +309,49 @@ def _asynchronous(
 ) -> None:  # fmt: skip
     """Trajectories of later steps begin while a step is learned, as many as will not be stale.
 
-    Steps are counted when the first `WARM_STEPS` are over: nothing was under way when those began.
+    At first short ones run ahead of long ones, and steps are too fast. They count when the whole
+    first batch has ended: from then on trajectories of every age are under way.
     """
     job, sync = scenario.job, weights(scenario, system)
     assert job.staleness is not None
     batch = job.demand.prompts * job.demand.samples
-    steps = WARM_STEPS + scenario.steps
-    drawn = steps + 1 + job.staleness
+    most = max(WARM_STEPS, MOST_WARM // batch)
+    drawn = most + scenario.steps + 1 + job.staleness
     plan = job.law.draw(job.demand.prompts * drawn, job.demand.samples, rng)
     fleet.begin(plan, 0, most=batch * (1 + job.staleness))
-    last = 0.0
-    for step in range(steps):
-        fleet.run(partial(_ended, fleet, batch * (step + 1)))
+    tokens = int(plan.output.sum()) // drawn
+    counts, last, step = False, 0.0, 0
+    while len(outcome.steps) < scenario.steps:
+        step += 1
+        fleet.run(partial(_ended, fleet, batch * step))
         waited = fleet.now - last
         if system.borrows == "trainers":
             fleet.lending.release(fleet.now, job.train_s)
         fleet.pass_time(job.train_s + sync.pause_s)
-        fleet.learned(step + 1)
-        fleet.more(batch * (step + 2 + job.staleness))
-        tokens = int(plan.output.sum()) // drawn
-        if step >= WARM_STEPS:
+        fleet.learned(step)
+        fleet.more(batch * (step + 1 + job.staleness))
+        if counts:
             outcome.steps.append(
                 StepTime(waited, job.train_s, sync.pause_s, fleet.now - last, batch, tokens, batch)
             )
+        elif step >= WARM_STEPS:
+            outcome.steady = not np.isnan(fleet.ended[:batch]).any()
+            counts = outcome.steady or step == most
+            if counts:
+                _forget(fleet, outcome)
         last = fleet.now
-        progress((step + 1) / steps)
+        progress(len(outcome.steps) / scenario.steps)
+
+
+def _forget(fleet: Fleet, outcome: Outcome) -> None:
+    """What has been used so far: the steps that count begin now."""
+    outcome.began_s = fleet.now
+    fleet.cuts = fleet.hits = fleet.looked = 0
+    for device in fleet.devices:
+        device.rollout_s = device.late_expected = 0.0
+        device.rolled_tokens = 0
+    for one in fleet.lending.lent.values():
+        one.lent_s = one.activating_s = one.served_lent_s = 0.0
 
 
 def _ended(fleet: Fleet, needed: int) -> bool:
@@ -364,7 +388,7 @@ class _Sampling:
 def _account(fleet: Fleet, outcome: Outcome) -> None:
     served = fleet.users.served
     outcome.ttft, outcome.tpot = np.array(served.ttft), np.array(served.tpot)
-    whole = ~np.isnan(outcome.ttft)
+    whole = ~np.isnan(outcome.ttft) & (np.array(served.arrival) >= outcome.began_s)
     outcome.ttft, outcome.tpot = outcome.ttft[whole], outcome.tpot[whole]
     for device in fleet.devices:
         if (one := fleet.lending.lent.get(device.number)) is not None:
@@ -376,7 +400,12 @@ def _account(fleet: Fleet, outcome: Outcome) -> None:
             outcome.idle_s += max(0.0, one.lent_s - one.served_lent_s)
     serve = [d.serving_s for d in fleet.devices if d.serving is not None]
     outcome.busy = float(np.mean(serve)) / fleet.now if serve and fleet.now else 0.0
-    outcome.lent = fleet.lending.timeline
+    outcome.lent = _since(outcome.began_s, fleet.lending.timeline)
     outcome.cuts, outcome.events = fleet.cuts, fleet.events
     outcome.made = sum(device.rolled_tokens for device in fleet.devices)
     outcome.prefix_hits = fleet.hits / fleet.looked if fleet.looked else 0.0
+
+
+def _since(began: float, timeline: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    before = [(0.0, count) for when, count in timeline if when <= began]
+    return before[-1:] + [(when - began, count) for when, count in timeline if when > began]

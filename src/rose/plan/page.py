@@ -32,6 +32,7 @@ def page(plan: Plan) -> str:
         f"<b>{answer.headroom:.0%}</b>: {html.escape(answer.why)}.</p>",
         "<h2>Systems, side by side on the same arrivals</h2>",
         _systems(plan),
+        *(f'<p class="late">{html.escape(warning)}.</p>' for warning in plan.warnings),
         charts.throughput(plan),
         "<h2>How long a step takes</h2>",
         charts.steps(plan),
