@@ -191,7 +191,7 @@ def _tables(found: Plan) -> list[Any]:
                     "harvest", "weights", title=found.scenario.name)  # fmt: skip
     for name, one in found.outcomes.items():
         systems.add_row(
-            SYSTEMS[name].says, f"{one.throughput / fixed:.2f}", f"{one.rollout_s:.0f}",
+            SYSTEMS[name].says, f"{one.throughput / fixed:.2f}", _rollout_s(one),
             "-" if one.attainment is None else f"{one.attainment:.2%}",
             "-" if one.attainment is None else _p99(one),
             "-" if one.harvest is None else f"{one.harvest:.2f}", f"{one.sync_share:.1%}",
@@ -211,6 +211,11 @@ def _tables(found: Plan) -> list[Any]:
     return [systems, *warnings, what_if, f"[{'green' if answer.safe else 'red'}]{words}[/]"]
 
 
+def _rollout_s(one: Any) -> str:
+    each = [step.rollout_s for step in one.steps]
+    return f"{one.rollout_s:.0f} ({min(each):.0f}-{max(each):.0f})"
+
+
 def _p99(one: Any) -> str:
     return f"{one.p99('ttft') * 1e3:.0f} / {one.p99('tpot') * 1e3:.1f}"
 
@@ -228,6 +233,7 @@ def _result(found: Plan) -> dict[str, Any]:
                 "steady": one.steady,
                 "step_s": [step.seconds for step in one.steps],
                 "rollout_s": [step.rollout_s for step in one.steps],
+                "batches": [step.batches for step in one.steps],
                 "slo_attainment": one.attainment,
                 "ttft_p99_s": None if one.attainment is None else one.p99("ttft"),
                 "tpot_p99_s": None if one.attainment is None else one.p99("tpot"),

@@ -43,6 +43,11 @@ class StepTime:
     trained: int
     """Trajectories that the step learned from."""
 
+    @property
+    def batches(self) -> float:
+        """Sampled for one that is learned from."""
+        return self.trajectories / self.trained
+
 
 @dataclass
 class Outcome:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+from statistics import median
 
 from rose.plan import charts
+from rose.plan.job import StepTime
 from rose.plan.planner import Plan
 from rose.plan.systems import SYSTEMS
 
@@ -36,6 +38,10 @@ def page(plan: Plan) -> str:
         charts.throughput(plan),
         "<h2>How long a step takes</h2>",
         charts.steps(plan),
+        _table(
+            ["seconds", "shortest", "median", "longest", "batches sampled, fewest", "most"],
+            [_spread(SYSTEMS[name].says, one.steps) for name, one in plan.outcomes.items()],
+        ),
         charts.ended(plan),
         "<h2>Devices lent over time</h2>",
         charts.lent(plan),
@@ -109,6 +115,12 @@ def _systems(plan: Plan) -> str:
         ["", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT ms", "P99 TPOT ms", "harvest",
          "weight sync", "allocation"], rows,
     )  # fmt: skip
+
+
+def _spread(says: str, steps: list[StepTime]) -> list[str]:
+    seconds, batches = [step.seconds for step in steps], [step.batches for step in steps]
+    three = (min(seconds), median(seconds), max(seconds))
+    return [says, *(f"{one:,.0f}" for one in three), f"{min(batches):.1f}", f"{max(batches):.1f}"]
 
 
 def _met(share: float | None) -> str:
