@@ -124,10 +124,9 @@ def test_the_worst_patterns_found_are_no_worse_now(bench: Bench, case: cases.Cas
 
 
 def test_the_command_searches_keeps_and_tells(tmp_path: Path) -> None:
-    file, kept = tmp_path / "stress.json", tmp_path / "cases.json"
-    said = CliRunner().invoke(
-        app, ["plan", "stress", "--tries", "7", "--json", str(file), "--keep", str(kept)]
-    )
+    file, kept, page = (tmp_path / name for name in ("stress.json", "cases.json", "stress.html"))
+    words = ["--tries", "7", "--json", str(file), "--keep", str(kept), "--html", str(page)]
+    said = CliRunner().invoke(app, ["plan", "stress", *words])
     assert said.exit_code == 0, said.output
     assert "guaranteed" in said.output
     found = json.loads(file.read_text())
@@ -136,6 +135,10 @@ def test_the_command_searches_keeps_and_tells(tmp_path: Path) -> None:
         found["modes"]["flash crowd"]
     )
     assert len(cases.read(kept)) == len(FAMILIES)
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    for part in (*FAMILIES, "guaranteed", "late through lending", "rose_preemption"):
+        assert part in text, part
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def plan(
             elif fleet == Path("validate"):
                 result = _validate(executor, e2e, say)
             elif fleet == Path("stress"):
-                result = _stress(stressed, tries, seed, keep, say)
+                result = _stress(stressed, tries, seed, keep, page, say)
             elif fleet == Path("speed"):
                 result = _speed(most, plot, say)
             else:
@@ -92,8 +92,7 @@ def plan(
     if page is not None and page.exists():
         console.print(f"report: {page}")
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+        _write(json_file, json.dumps(found, indent=2) + "\n")
         console.print(f"written: {json_file}")
 
 
@@ -108,6 +107,11 @@ def _progress(console: Console) -> Iterator[Say]:
             return lambda share: bar.update(task, completed=share, total=1.0)
 
         yield say
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 Shown = tuple[list[Any], dict[str, Any]]
@@ -140,14 +144,19 @@ def _validate(executor: Path | None, e2e: Path | None, say: Say) -> Shown:
     return shown(files, rows)
 
 
-def _stress(path: Path | None, tries: int, seed: int, keep: Path | None, say: Say) -> Shown:
+def _stress(
+    path: Path | None, tries: int, seed: int, keep: Path | None, page: Path | None, say: Say
+) -> Shown:
     from rose.plan import fleet_file, tables
+    from rose.plan.page import stress
     from rose.plan.stress import bed, cases, report
 
     scenario = bed.bed() if path is None else bed.reduced(fleet_file.load(path)[0])
     found = report.run(scenario, tries, seed, say)
     if keep is not None:
         cases.write(keep, found.ordered)
+    if page is not None:
+        _write(page, stress(found))
     return tables.stress(found), report.result(found)
 
 
@@ -178,8 +187,7 @@ def _fleet(path: Path, page: Path | None, say: Say) -> Shown:
         scenario, Prices(**told), accept_rate=accept, reasoning_multiplier=multiplier, say=say
     )
     if page is not None:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(written(found))
+        _write(page, written(found))
     return _tables(found), _result(found)
 
 

@@ -1,14 +1,20 @@
-"""A plan as one HTML page: the answer first, then tables and charts; needs nothing but itself."""
+"""A plan, or what stress found, as one HTML page: the answer first, then tables and charts.
+
+A page needs nothing but itself.
+"""
 
 from __future__ import annotations
 
 import html
 from statistics import median
 
-from rose.plan import charts
+from rose.plan import charts, tables
 from rose.plan.job import StepTime
 from rose.plan.planner import Plan
+from rose.plan.stress.report import Report
+from rose.plan.stress.trial import Hurt
 from rose.plan.systems import SYSTEMS
+from rose.plan.systems.rose import ROSE
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -80,9 +86,60 @@ def page(plan: Plan) -> str:
         '<p class="note">Prices and what each line contains: docs/plan.md. All numbers here are '
         "simulated.</p>",
     ]  # fmt: skip
+    return _whole(plan.scenario.name, parts)
+
+
+def stress(report: Report) -> str:
+    held = not any(one.hurt.single_beyond for one in report.ordered)
+    parts = [
+        f"<h1>Stress: {html.escape(report.scenario.name)}</h1>",
+        f'<p class="{"answer" if held else "answer unsafe"}">'
+        f"<b>{'Kept' if held else 'BROKEN'}</b> in {report.tries:,} tries, what is "
+        f"{html.escape(tables.guarantee(report))}.</p>",
+        "<h2>The worst arrivals of each family</h2>",
+        charts.late(report),
+        charts.excess(report),
+        _table(
+            ["", "requests", "SLO met alone", "lent", "late by it", "TTFT +ms", "if one unseen",
+             "<i>r</i> ms", "TPOT +ms", "within"],
+            [[one.pattern.family, *_hurt(one.hurt)] for one in report.ordered],
+        ),
+        '<p class="note"><i>r</i> is the longest rollout step that was granted. Excess is over '
+        "serving alone on the same arrivals, of the request that has most of it; more than "
+        "<i>r</i> is slack that was lent to a request in time, or several unseen.</p>",
+        "<h2>The same arrivals under other rules</h2>",
+        _table(
+            ["", "", "SLO met", "late by it", "TTFT +ms", "TPOT +ms"],
+            [[one.pattern.family if name == ROSE.name else "", name,
+              _met(1.0 - hurt.late_lent / hurt.requests), str(hurt.added_late),
+              f"{hurt.ttft_excess_s * 1e3:.1f}", f"{hurt.tpot_excess_s * 1e3:.1f}"]
+             for one in report.ordered for name, hurt in report.rules(one).items()],
+        ),
+        '<p class="note">What is guaranteed, and what the families are: docs/plan.md. All numbers '
+        "here are simulated.</p>",
+    ]  # fmt: skip
+    return _whole(f"Stress: {report.scenario.name}", parts)
+
+
+def _hurt(hurt: Hurt) -> list[str]:
+    return [
+        str(hurt.requests),
+        _met(1.0 - hurt.late_alone / hurt.requests),
+        _met(1.0 - hurt.late_lent / hurt.requests),
+        str(hurt.added_late),
+        f"{hurt.ttft_excess_s * 1e3:.1f}",
+        f"{hurt.single_excess_s * 1e3:.1f}" if hurt.single else "-",
+        f"{hurt.step_s * 1e3:.1f}",
+        f"{hurt.tpot_excess_s * 1e3:.1f}",
+        hurt.within,
+    ]
+
+
+def _whole(title: str, parts: list[str]) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f"<title>{html.escape(plan.scenario.name)}</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
+        f"<body>{''.join(parts)}</body></html>\n"
     )
 
 

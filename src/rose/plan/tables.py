@@ -34,18 +34,21 @@ def stress(report: Report) -> list[Any]:
     others = Table("the same arrivals", "system", "SLO met", "late by it", "TTFT +ms", "TPOT +ms")
     for one in report.ordered:
         family = one.pattern.family
-        for name, hurt in {"rose": one.hurt, **report.others[family]}.items():
+        for name, hurt in report.rules(one).items():
             others.add_row(
-                family if name == "rose" else "", name, _met(hurt.late_lent, hurt),
+                family if name == ROSE.name else "", name, _met(hurt.late_lent, hurt),
                 str(hurt.added_late), f"{hurt.ttft_excess_s * 1e3:.1f}",
                 f"{hurt.tpot_excess_s * 1e3:.2f}",
             )  # fmt: skip
+    return [table, others, guarantee(report)]
+
+
+def guarantee(report: Report) -> str:
     serving = report.scenario.serving
-    words = GUARANTEE.format(
+    return GUARANTEE.format(
         promise=(1.0 - serving.slo_margin) * serving.slo.ttft_s * 1e3,
         share=ROSE.terms.error_budget,
     )
-    return [table, others, words]
 
 
 def _met(late: int, hurt: Hurt) -> str:

@@ -36,6 +36,10 @@ class Report:
     def ordered(self) -> list[Worst]:
         return sorted(self.worst.values(), key=lambda one: -one.score)
 
+    def rules(self, one: Worst) -> dict[str, Hurt]:
+        """By system, what these arrivals do: first rose, for which they are the worst."""
+        return {ROSE.name: one.hurt, **self.others[one.pattern.family]}
+
 
 def run(scenario: Scenario, tries: int, seed: int, say: Say = quiet) -> Report:
     if not scenario.lendable:
