@@ -241,4 +241,5 @@ def test_a_request_passes_the_host_before_its_engine_has_it(terms: Terms, times:
     fleet.begin(recorded_turns([[(100, 500, 0.0)]]), 0)
     fleet.pass_time(1.0)
     assert fleet.users.served.arrival[0] == 0.5
-    assert fleet.users.served.ttft[0] == pytest.approx(times * (0.05 + 0.02), abs=0.001)
+    took = times * (0.05 + 0.02) + (terms.preempt_s or 0.0)
+    assert fleet.users.served.ttft[0] == pytest.approx(took, abs=0.001)

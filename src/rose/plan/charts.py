@@ -85,7 +85,7 @@ def lent(plan: Plan) -> str:
 
 def late(report: Report) -> str:
     """Requests that are late through lending, under each rule."""
-    worst = report.ordered
+    worst = list(report.worst.values())
     figure, axes = _figure(len(worst) * 0.55 + 1.0)
     names = list(report.rules(worst[0]))
     height = 0.8 / len(names)
@@ -103,7 +103,7 @@ def late(report: Report) -> str:
 
 def excess(report: Report) -> str:
     """First tokens under rose, beside the bound for requests with one unseen at most."""
-    worst = report.ordered
+    worst = list(report.worst.values())
     figure, axes = _figure(len(worst) * 0.38 + 1.0)
     for number, (what, says, shade) in enumerate(
         (("ttft_excess_s", "of all requests", 0.45),
@@ -122,7 +122,7 @@ def excess(report: Report) -> str:
 
 
 def _families(axes: Any, report: Report) -> None:
-    axes.set_yticks(range(len(report.ordered)), [one.pattern.family for one in report.ordered])
+    axes.set_yticks(range(len(report.worst)), list(report.worst))
     axes.invert_yaxis()
 
 

@@ -50,7 +50,7 @@ def plan(
             help="The same of `rose bench e2e`. [default: bench-out/e2e.json, if it is there]"
         ),
     ] = None,
-    tries: Annotated[int, typer.Option(min=1, help="Patterns that stress simulates.")] = 280,
+    tries: Annotated[int, typer.Option(min=1, help="Patterns of each search of stress.")] = 280,
     seed: Annotated[int, typer.Option(min=0, help="Of the search of stress.")] = 0,
     keep: Annotated[
         Path | None, typer.Option(help="Write the worst patterns of stress here, to replay them.")
@@ -154,7 +154,7 @@ def _stress(
     scenario = bed.bed() if path is None else bed.reduced(fleet_file.load(path)[0])
     found = report.run(scenario, tries, seed, say)
     if keep is not None:
-        cases.write(keep, found.ordered)
+        cases.write(keep, found.worst.values())
     if page is not None:
         _write(page, stress(found))
     return tables.stress(found), report.result(found)

@@ -71,7 +71,7 @@ class Outcome:
     idle_s: float = 0.0
     """Time that serving left on them while they were lent."""
     longest_s: float = 0.0
-    """Of rollout steps on borrowed devices."""
+    """That a rollout step on a borrowed device may hold serving up."""
     late_expected: float = 0.0
     """Requests that rollout steps were expected to make late when they were granted."""
     cuts: int = 0

@@ -6,12 +6,14 @@ A page needs nothing but itself.
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from statistics import median
 
 from rose.plan import charts, tables
 from rose.plan.job import StepTime
 from rose.plan.planner import Plan
 from rose.plan.stress.report import Report
+from rose.plan.stress.search import Worst
 from rose.plan.stress.trial import Hurt
 from rose.plan.systems import SYSTEMS
 from rose.plan.systems.rose import ROSE
@@ -90,7 +92,7 @@ def page(plan: Plan) -> str:
 
 
 def stress(report: Report) -> str:
-    held = not any(one.hurt.single_beyond for one in report.ordered)
+    held = report.held
     parts = [
         f"<h1>Stress: {html.escape(report.scenario.name)}</h1>",
         f'<p class="{"answer" if held else "answer unsafe"}">'
@@ -99,11 +101,7 @@ def stress(report: Report) -> str:
         "<h2>The worst arrivals of each family</h2>",
         charts.late(report),
         charts.excess(report),
-        _table(
-            ["", "requests", "SLO met alone", "lent", "late by it", "TTFT +ms", "if one unseen",
-             "<i>r</i> ms", "TPOT +ms", "within"],
-            [[one.pattern.family, *_hurt(one.hurt)] for one in report.ordered],
-        ),
+        _worst(report.worst.values()),
         '<p class="note"><i>r</i> is the longest rollout step that was granted. Excess is over '
         "serving alone on the same arrivals, of the request that has most of it; more than "
         "<i>r</i> is slack that was lent to a request in time, or several unseen.</p>",
@@ -113,12 +111,22 @@ def stress(report: Report) -> str:
             [[one.pattern.family if name == ROSE.name else "", name,
               _met(1.0 - hurt.late_lent / hurt.requests), str(hurt.added_late),
               f"{hurt.ttft_excess_s * 1e3:.1f}", f"{hurt.tpot_excess_s * 1e3:.1f}"]
-             for one in report.ordered for name, hurt in report.rules(one).items()],
+             for one in report.worst.values() for name, hurt in report.rules(one).items()],
         ),
+        "<h2>With preemption: the worst arrivals then</h2>",
+        _worst(report.preempted.values()),
         '<p class="note">What is guaranteed, and what the families are: docs/plan.md. All numbers '
         "here are simulated.</p>",
     ]  # fmt: skip
     return _whole(f"Stress: {report.scenario.name}", parts)
+
+
+def _worst(worst: Iterable[Worst]) -> str:
+    return _table(
+        ["", "requests", "SLO met alone", "lent", "late by it", "TTFT +ms", "if one unseen",
+         "<i>r</i> ms", "TPOT +ms", "within"],
+        [[one.pattern.family, *_hurt(one.hurt)] for one in worst],
+    )  # fmt: skip
 
 
 def _hurt(hurt: Hurt) -> list[str]:
