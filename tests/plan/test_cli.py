@@ -95,7 +95,7 @@ def test_a_plan_of_dapo_covers_the_run(tmp_path: Path) -> None:
     assert modes["fixed"]["batches"][0] == 1.0
     assert modes["fixed"]["batches"][2] > 2.0
     assert "batches sampled" in page.read_text()
-    assert "trains on every group" in said.output
+    assert max(modes["fixed_async"]["batches"]) > 1.5
 
 
 def test_the_same_file_gives_the_same_plan(tmp_path: Path) -> None:

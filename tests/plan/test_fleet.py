@@ -136,6 +136,19 @@ def test_dapo_samples_more_and_asynchronous_steps_wait_less() -> None:
     assert fast > slow
 
 
+def test_asynchronous_steps_learn_from_groups_of_use_only() -> None:
+    job = replace(scenario().job, staleness=1)
+    grpo, dapo, none = (
+        simulate(scenario(job=replace(job, demand=demand), steps=10), SYSTEMS["fixed"])
+        for demand in (
+            Grpo(8, 4), Dapo(8, 4, Accept(0.4, 0.4, 1)), Dapo(8, 4, Accept(1.0, 1.0, 1))
+        )
+    )  # fmt: skip
+    assert np.mean([step.batches for step in dapo.steps]) == pytest.approx(2.5, rel=0.25)
+    assert dapo.throughput < 0.6 * grpo.throughput
+    assert none.throughput == pytest.approx(grpo.throughput, rel=0.2)
+
+
 def test_asynchronous_is_a_system_of_its_own() -> None:
     base = scenario(steps=4)
     loose = replace(base, job=replace(base.job, staleness=1))

@@ -320,31 +320,37 @@ def _asynchronous(
     job, sync = scenario.job, weights(scenario, system)
     assert job.staleness is not None
     batch = job.demand.prompts * job.demand.samples
-    most = max(WARM_STEPS, MOST_WARM // batch)
-    drawn = most + scenario.steps + 1 + job.staleness
-    plan = job.law.draw(job.demand.prompts * drawn, job.demand.samples, rng)
-    fleet.begin(plan, 0, most=batch * (1 + job.staleness))
-    tokens = int(plan.output.sum()) // drawn
-    counts, last, step = False, 0.0, 0
+    batches = max(job.demand.swing(step) for step in (0, scenario.steps))
+    most = max(WARM_STEPS, int(MOST_WARM / (batch * batches)))
+    groups = math.ceil(job.demand.prompts * batches * (most + scenario.steps + 1 + job.staleness))
+    plan = job.law.draw(groups, job.demand.samples, rng)
+    stream = _Stream(fleet, job.demand, rng)
+    fleet.begin(plan, 0, most=stream.due(batch * (1 + job.staleness)))
+    counts, last, step, useless = False, 0.0, 0, 0
     while len(outcome.steps) < scenario.steps:
         step += 1
-        fleet.run(partial(_ended, fleet, batch * step))
+        fleet.run(partial(stream.has, batch * step))
         waited = fleet.now - last
         if system.borrows == "trainers":
             fleet.lending.release(fleet.now, job.train_s)
         fleet.pass_time(job.train_s + sync.pause_s)
         fleet.learned(step)
-        fleet.more(batch * (step + 1 + job.staleness))
+        fleet.more(stream.due(batch * (step + 1 + job.staleness)))
         if counts:
+            sampled = batch + stream.useless - useless
+            tokens = int(plan.output.sum()) * sampled // len(plan)
             outcome.steps.append(
-                StepTime(waited, job.train_s, sync.pause_s, fleet.now - last, batch, tokens, batch)
+                StepTime(
+                    waited, job.train_s, sync.pause_s, fleet.now - last, sampled, tokens, batch
+                )
             )
+            stream.step = len(outcome.steps)
         elif step >= WARM_STEPS:
             outcome.steady = not np.isnan(fleet.ended[:batch]).any()
             counts = outcome.steady or step == most
             if counts:
                 _forget(fleet, outcome)
-        last = fleet.now
+        last, useless = fleet.now, stream.useless
         progress(len(outcome.steps) / scenario.steps)
 
 
@@ -359,8 +365,34 @@ def _forget(fleet: Fleet, outcome: Outcome) -> None:
         one.lent_s = one.activating_s = one.served_lent_s = 0.0
 
 
-def _ended(fleet: Fleet, needed: int) -> bool:
-    return fleet.done >= needed
+class _Stream:
+    """Trajectories as they end, for a trainer that does not wait for any: which are of use."""
+
+    def __init__(self, fleet: Fleet, demand: Demand, rng: np.random.Generator) -> None:
+        self._fleet, self._demand, self._rng = fleet, demand, rng
+        self._useful: dict[int, bool] = {}
+        """By group, drawn when the first of it ends."""
+        self._found = self._due = 0
+        self.step = self.useless = 0
+        fleet.ends = self._one_more
+
+    def has(self, needed: int) -> bool:
+        return self._found >= needed or not self._fleet.left
+
+    def due(self, useful: int) -> int:
+        """Trajectories that may begin for so many of use: those without are replaced."""
+        self._due = useful
+        return useful + self.useless
+
+    def _one_more(self, trajectory: int) -> None:
+        group = trajectory // self._demand.samples
+        if group not in self._useful:
+            self._useful[group] = bool(self._demand.useful(self.step, self._rng)[0])
+        if self._useful[group]:
+            self._found += 1
+        else:
+            self.useless += 1
+            self._fleet.allow(self.due(self._due))
 
 
 class _Sampling:
