@@ -72,6 +72,32 @@ def test_a_fleet_is_planned_as_table_json_and_page(tmp_path: Path) -> None:
     ).replace("http://creativecommons.org", "")
 
 
+def test_steps_that_are_counted_too_early_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rose.plan.job.MOST_WARM", 1)
+    file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    fleet = written(tmp_path / "fleet.toml", job={"rollouts": "agentic", "train_s": 1})
+    said = rose(fleet, "--json", file, "--html", page)
+    assert "likely too fast" in said.output
+    assert "likely too fast" in page.read_text()
+    modes = json.loads(file.read_text())["modes"]
+    assert [name for name, one in modes.items() if not one["steady"]] == ["fixed_async"]
+
+
+def test_a_plan_of_dapo_covers_the_run(tmp_path: Path) -> None:
+    file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    dapo = {"algorithm": "dapo", "kept": [1.0, 0.25]}
+    fleet = written(tmp_path / "fleet.toml", job=dapo, top={"steps": 3})
+    said = rose(fleet, "--json", file, "--html", page)
+    assert said.exit_code == 0, said.output
+    modes = json.loads(file.read_text())["modes"]
+    assert modes["fixed"]["batches"][0] == 1.0
+    assert modes["fixed"]["batches"][2] > 2.0
+    assert "batches sampled" in page.read_text()
+    assert max(modes["fixed_async"]["batches"]) > 1.5
+
+
 def test_the_same_file_gives_the_same_plan(tmp_path: Path) -> None:
     files = [tmp_path / f"{i}.json" for i in range(2)]
     for file in files:
@@ -90,6 +116,8 @@ def test_the_same_file_gives_the_same_plan(tmp_path: Path) -> None:
         ({"job": {"rollouts": "chess"}}, "rollouts is 'chess'"),
         ({"job": {"models": "x"}}, "job.models"),
         ({"job": {"in_flight": 0}}, "job.in_flight"),
+        ({"job": {"algorithm": "dapo"}}, "DAPO needs 2"),
+        ({"job": {"algorithm": "dapo", "kept": [0.6, 0.0]}, "top": {"steps": 2}}, "last is 0.0"),
         ({"job": {"model": "Llama-3-70B"}}, "does not fit"),
         ({"devices": {"dedicated": 0}}, "devices.dedicated"),
         ({"serving": {"trace": "/nowhere/trace.csv"}}, "/nowhere/trace.csv"),

@@ -19,6 +19,7 @@ from rose.plan.sharing import Prompts, Sharing
 
 SLO = Slo(0.5, 0.1)
 PREEMPTION = Terms("rose", preempt_s=0.001)
+AT_ONCE = Terms("rose", preempt_s=0.0)
 GATE = Terms("rose")
 DECODE_S = 0.011
 """Of a step with one request, by `Line`."""
@@ -77,7 +78,7 @@ def test_serving_alone_takes_what_its_steps_take(rule: str) -> None:
     assert times(seen, "served")[1] == pytest.approx(0.02 + 10 * DECODE_S)
 
 
-def test_with_preemption_serving_never_waits_and_rollout_has_the_rest() -> None:
+def test_with_preemption_serving_waits_for_its_delay_once_and_rollout_has_the_rest() -> None:
     one = device(PREEMPTION)
     one.take(Job(7, 100, 100, 200))
     one.settle(0.0)
@@ -85,9 +86,11 @@ def test_with_preemption_serving_never_waits_and_rollout_has_the_rest() -> None:
     one.arrive(request(1), 0.5)
     seen += told(one.settle(0.5), 0.5)
     seen += run(one)
-    assert times(seen, "served")[1] == pytest.approx(0.5 + 0.02 + 10 * DECODE_S)
+    assert times(seen, "first")[1] == pytest.approx(0.5 + 0.001 + 0.02)
+    assert times(seen, "served")[1] == pytest.approx(0.5 + 0.001 + 0.02 + 10 * DECODE_S)
     alone = 0.02 + 199 * DECODE_S
-    assert times(seen, "turn")[7] == pytest.approx(alone + 0.02 + 10 * DECODE_S)
+    assert times(seen, "turn")[7] == pytest.approx(alone + 0.001 + 0.02 + 10 * DECODE_S)
+    assert one.longest_s == 0.001
 
 
 def test_without_a_gate_both_have_half() -> None:
@@ -110,7 +113,7 @@ def test_a_static_split_wastes_the_other_half() -> None:
 @given(
     st.lists(st.tuples(st.floats(0.0, 4.0), st.integers(1, 100), st.integers(1, 30)), max_size=12),
     st.lists(st.tuples(st.integers(1, 200), st.integers(1, 80)), min_size=1, max_size=8),
-    st.sampled_from([GATE, PREEMPTION, Terms("idle_gate")]),
+    st.sampled_from([GATE, PREEMPTION, AT_ONCE, Terms("idle_gate")]),
 )
 def test_nothing_is_lost_and_serving_is_never_held_up_for_longer_than_a_step(
     requests: list[tuple[float, int, int]], turns: list[tuple[int, int]], terms: Terms
@@ -131,7 +134,7 @@ def test_nothing_is_lost_and_serving_is_never_held_up_for_longer_than_a_step(
     first, end, done = served(beside=True)
     assert first.keys() == end.keys() == alone_end.keys() == set(range(len(requests)))
     assert done == len(turns)
-    if terms is PREEMPTION:
+    if terms is AT_ONCE:
         assert end == pytest.approx(alone_end)
 
 

@@ -15,9 +15,10 @@ from tests.plan.simple import MODEL
 from rose.bench.arrivals import Fixed, LogNormal
 from rose.executor.admission import Terms
 from rose.executor.slo import Slo
+from rose.plan import job as jobs
 from rose.plan.device import Device
 from rose.plan.fleet import Fleet
-from rose.plan.job import WARM_STEPS, Outcome, alone, at_load, simulate
+from rose.plan.job import Outcome, alone, at_load, simulate
 from rose.plan.lending import Kind
 from rose.plan.scenario import RlJob, Scenario, Serving
 from rose.plan.sharing import Prompts, Sharing
@@ -135,6 +136,19 @@ def test_dapo_samples_more_and_asynchronous_steps_wait_less() -> None:
     assert fast > slow
 
 
+def test_asynchronous_steps_learn_from_groups_of_use_only() -> None:
+    job = replace(scenario().job, staleness=1)
+    grpo, dapo, none = (
+        simulate(scenario(job=replace(job, demand=demand), steps=10), SYSTEMS["fixed"])
+        for demand in (
+            Grpo(8, 4), Dapo(8, 4, Accept(0.4, 0.4, 1)), Dapo(8, 4, Accept(1.0, 1.0, 1))
+        )
+    )  # fmt: skip
+    assert np.mean([step.batches for step in dapo.steps]) == pytest.approx(2.5, rel=0.25)
+    assert dapo.throughput < 0.6 * grpo.throughput
+    assert none.throughput == pytest.approx(grpo.throughput, rel=0.2)
+
+
 def test_asynchronous_is_a_system_of_its_own() -> None:
     base = scenario(steps=4)
     loose = replace(base, job=replace(base.job, staleness=1))
@@ -160,12 +174,49 @@ def test_what_is_in_flight_may_be_stated() -> None:
     assert asynchronous(in_flight=1).prefix_hits > 0.7
 
 
+SLOW_TOOLS = replace(LAW, tool_s=Quantiles(((0.5, 0.01), (0.95, 0.1), (1.0, 600.0))))
+"""Most trajectories take seconds, some many minutes."""
+
+
+def test_asynchronous_steps_count_when_long_trajectories_are_met_as_often_as_always() -> None:
+    few, many = (
+        [simulate(scenario(job=job, steps=steps, seed=seed), SYSTEMS["fixed_async"])
+         for seed in range(4)]
+        for job in [replace(scenario().job, law=SLOW_TOOLS, demand=Grpo(8, 4), in_flight=32)]
+        for steps in (5, 60)
+    )  # fmt: skip
+    late = [step.seconds for found in many for step in found.steps[20:]]
+    early = [step.seconds for found in few for step in found.steps]
+    assert np.mean(early) == pytest.approx(np.mean(late), rel=0.15)
+    assert all(found.steady for found in few)
+
+
+def test_what_was_before_the_steps_that_count_is_not_counted() -> None:
+    job = replace(scenario().job, law=SLOW_TOOLS, demand=Grpo(8, 4), staleness=1)
+    found = simulate(scenario(job=job, longest_s=10_000.0), SYSTEMS["rose"])
+    seconds = sum(step.seconds for step in found.steps)
+    assert found.began_s > seconds
+    assert found.lent_s <= 3 * (seconds + 1.0)
+    assert len(found.ttft) == pytest.approx(3 * 0.5 * seconds, rel=0.3)
+    assert 0.0 <= found.lent[0][0] <= found.lent[-1][0] <= seconds
+
+
+def test_when_warming_up_takes_too_long_the_outcome_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jobs, "MOST_WARM", 100)
+    job = replace(scenario().job, law=SLOW_TOOLS, demand=Grpo(8, 4))
+    found = simulate(scenario(job=job), SYSTEMS["fixed_async"])
+    assert not found.steady
+    assert len(found.steps) == 2
+
+
 def test_trainers_make_no_rollouts_while_they_train() -> None:
     job = replace(scenario().job, demand=Grpo(64, 8), staleness=1, train_s=60.0)
     found = simulate(scenario(job=job), SYSTEMS["hybrid"])
     given_back = [now for now, lent in found.lent if now and not lent]
     again = [now for now, lent in found.lent if lent]
-    assert len(given_back) >= WARM_STEPS + len(found.steps)
+    assert len(given_back) >= len(found.steps)
     for began in given_back:
         assert not any(began < now < began + job.train_s - 1.0 for now in again)
 
@@ -203,7 +254,8 @@ def test_a_request_passes_the_host_before_its_engine_has_it(terms: Terms, times:
     fleet.begin(recorded_turns([[(100, 500, 0.0)]]), 0)
     fleet.pass_time(1.0)
     assert fleet.users.served.arrival[0] == 0.5
-    assert fleet.users.served.ttft[0] == pytest.approx(times * (0.05 + 0.02), abs=0.001)
+    took = times * (0.05 + 0.02) + (terms.preempt_s or 0.0)
+    assert fleet.users.served.ttft[0] == pytest.approx(took, abs=0.001)
 
 
 def test_an_engine_that_starts_is_a_rival_of_serving_until_it_is_there() -> None:

@@ -17,7 +17,7 @@ from rose.plan.job import Outcome
 from rose.plan.stress import cases
 from rose.plan.stress.bed import bed
 from rose.plan.stress.pattern import Moments, Pattern, arrivals, background, worst_prompt
-from rose.plan.stress.report import PREEMPTED, run
+from rose.plan.stress.report import PREEMPT_S, PREEMPTED, run
 from rose.plan.stress.search import FAMILIES, nudged, search
 from rose.plan.stress.trial import Bench, compare
 from rose.plan.systems.rose import ROSE
@@ -99,14 +99,16 @@ def test_a_run_that_ends_too_early_is_refused() -> None:
         compared([0.1], [0.1], [0.0, 1.0])
 
 
-def test_requests_apart_keep_the_guarantee_and_preemption_adds_nothing(bench: Bench) -> None:
+def test_requests_apart_keep_the_guarantee_with_preemption_too(bench: Bench) -> None:
     pattern = FAMILIES["one by one"](np.random.default_rng(3))
     hurt = bench.trial(pattern, ROSE)
     assert hurt.single > 0
     assert hurt.single_excess_s > 0.0
     assert hurt.single_beyond == hurt.added_late == 0
     preempted = bench.trial(pattern, PREEMPTED)
-    assert preempted.ttft_excess_s == pytest.approx(0.0, abs=1e-9)
+    assert preempted.single > 0
+    assert preempted.ttft_excess_s == pytest.approx(preempted.step_s) == pytest.approx(PREEMPT_S)
+    assert preempted.single_beyond == preempted.added_late == 0
 
 
 def test_the_same_seed_finds_the_same(bench: Bench) -> None:
@@ -124,18 +126,24 @@ def test_the_worst_patterns_found_are_no_worse_now(bench: Bench, case: cases.Cas
 
 
 def test_the_command_searches_keeps_and_tells(tmp_path: Path) -> None:
-    file, kept = tmp_path / "stress.json", tmp_path / "cases.json"
-    said = CliRunner().invoke(
-        app, ["plan", "stress", "--tries", "7", "--json", str(file), "--keep", str(kept)]
-    )
+    file, kept, page = (tmp_path / name for name in ("stress.json", "cases.json", "stress.html"))
+    words = ["--tries", "7", "--json", str(file), "--keep", str(kept), "--html", str(page)]
+    said = CliRunner().invoke(app, ["plan", "stress", *words])
     assert said.exit_code == 0, said.output
     assert "guaranteed" in said.output
     found = json.loads(file.read_text())
     assert set(found["modes"]) == set(FAMILIES)
+    assert set(found["with_preemption"]) == set(FAMILIES)
+    assert found["ratios"]["guarantee_held"]
+    assert found["ratios"]["preemption_excess_max_s"] > 0.0
     assert {"rose", "rose_preemption", "rose_published", "share_all"} < set(
         found["modes"]["flash crowd"]
     )
     assert len(cases.read(kept)) == len(FAMILIES)
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    for part in (*FAMILIES, "guaranteed", "late through lending", "rose_preemption"):
+        assert part in text, part
 
 
 @pytest.mark.parametrize(

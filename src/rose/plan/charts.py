@@ -1,4 +1,4 @@
-"""Charts of a plan, as SVG."""
+"""Charts of a plan and of stress, as SVG."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from rose.plan.planner import Plan
+from rose.plan.stress.report import Report
 from rose.plan.systems import SYSTEMS
 
 COLOURS = {
     "fixed": "#7a7f87", "fixed_async": "#b3b7bd", "spot": "#2a6fbb", "serverless": "#6aa3d8",
     "hybrid": "#3f9a6b", "share_all": "#b3382c", "static_split": "#d98880",
-    "rose_published": "#8a5a1a", "rose": "#d9822b",
+    "rose_published": "#8a5a1a", "rose": "#d9822b", "rose_preemption": "#f0c48f",
 }  # fmt: skip
 PARTS = (("rollout_s", "rollouts", 1.0), ("train_s", "learning", 0.55), ("sync_s", "weights", 0.25))
 """Of a step, and how dark each is drawn."""
@@ -80,6 +81,49 @@ def lent(plan: Plan) -> str:
     axes.yaxis.get_major_locator().set_params(integer=True)
     _legend(figure)
     return _svg(figure)
+
+
+def late(report: Report) -> str:
+    """Requests that are late through lending, under each rule."""
+    worst = list(report.worst.values())
+    figure, axes = _figure(len(worst) * 0.55 + 1.0)
+    names = list(report.rules(worst[0]))
+    height = 0.8 / len(names)
+    for number, name in enumerate(names):
+        counts = [report.rules(one)[name].added_late for one in worst]
+        places = [row + (number - (len(names) - 1) / 2) * height for row in range(len(worst))]
+        bars = axes.barh(places, counts, height=height, label=name, color=COLOURS[name])
+        axes.bar_label(bars, [f" {count}" if count else "" for count in counts], fontsize=7)
+    _families(axes, report)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("requests late through lending")
+    _legend(figure)
+    return _svg(figure)
+
+
+def excess(report: Report) -> str:
+    """First tokens under rose, beside the bound for requests with one unseen at most."""
+    worst = list(report.worst.values())
+    figure, axes = _figure(len(worst) * 0.38 + 1.0)
+    for number, (what, says, shade) in enumerate(
+        (("ttft_excess_s", "of all requests", 0.45),
+         ("single_excess_s", "beside at most one unseen request", 1.0))
+    ):  # fmt: skip
+        axes.barh([row + 0.35 * (number - 0.5) for row in range(len(worst))],
+                  [getattr(one.hurt, what) * 1e3 for one in worst], height=0.35, label=says,
+                  color=COLOURS["rose"], alpha=shade)  # fmt: skip
+    axes.vlines([one.hurt.step_s * 1e3 for one in worst], np.arange(len(worst)) - 0.42,
+                np.arange(len(worst)) + 0.42, color="#1d2329", linewidth=2,
+                label="r, the longest rollout step granted")  # fmt: skip
+    _families(axes, report)
+    axes.set_xlabel("ms that first tokens are later than alone, at most")
+    _legend(figure)
+    return _svg(figure)
+
+
+def _families(axes: Any, report: Report) -> None:
+    axes.set_yticks(range(len(report.worst)), list(report.worst))
+    axes.invert_yaxis()
 
 
 def _legend(figure: Any) -> None:

@@ -50,7 +50,7 @@ def plan(
             help="The same of `rose bench e2e`. [default: bench-out/e2e.json, if it is there]"
         ),
     ] = None,
-    tries: Annotated[int, typer.Option(min=1, help="Patterns that stress simulates.")] = 280,
+    tries: Annotated[int, typer.Option(min=1, help="Patterns of each search of stress.")] = 280,
     seed: Annotated[int, typer.Option(min=0, help="Of the search of stress.")] = 0,
     keep: Annotated[
         Path | None, typer.Option(help="Write the worst patterns of stress here, to replay them.")
@@ -75,7 +75,7 @@ def plan(
             elif fleet == Path("validate"):
                 result = _validate(executor, e2e, say)
             elif fleet == Path("stress"):
-                result = _stress(stressed, tries, seed, keep, say)
+                result = _stress(stressed, tries, seed, keep, page, say)
             elif fleet == Path("speed"):
                 result = _speed(most, plot, say)
             else:
@@ -92,8 +92,7 @@ def plan(
     if page is not None and page.exists():
         console.print(f"report: {page}")
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+        _write(json_file, json.dumps(found, indent=2) + "\n")
         console.print(f"written: {json_file}")
 
 
@@ -108,6 +107,11 @@ def _progress(console: Console) -> Iterator[Say]:
             return lambda share: bar.update(task, completed=share, total=1.0)
 
         yield say
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 Shown = tuple[list[Any], dict[str, Any]]
@@ -140,14 +144,19 @@ def _validate(executor: Path | None, e2e: Path | None, say: Say) -> Shown:
     return shown(files, rows)
 
 
-def _stress(path: Path | None, tries: int, seed: int, keep: Path | None, say: Say) -> Shown:
+def _stress(
+    path: Path | None, tries: int, seed: int, keep: Path | None, page: Path | None, say: Say
+) -> Shown:
     from rose.plan import fleet_file, tables
+    from rose.plan.page import stress
     from rose.plan.stress import bed, cases, report
 
     scenario = bed.bed() if path is None else bed.reduced(fleet_file.load(path)[0])
     found = report.run(scenario, tries, seed, say)
     if keep is not None:
-        cases.write(keep, found.ordered)
+        cases.write(keep, found.worst.values())
+    if page is not None:
+        _write(page, stress(found))
     return tables.stress(found), report.result(found)
 
 
@@ -178,8 +187,7 @@ def _fleet(path: Path, page: Path | None, say: Say) -> Shown:
         scenario, Prices(**told), accept_rate=accept, reasoning_multiplier=multiplier, say=say
     )
     if page is not None:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(written(found))
+        _write(page, written(found))
     return _tables(found), _result(found)
 
 
@@ -191,7 +199,7 @@ def _tables(found: Plan) -> list[Any]:
                     "harvest", "weights", title=found.scenario.name)  # fmt: skip
     for name, one in found.outcomes.items():
         systems.add_row(
-            SYSTEMS[name].says, f"{one.throughput / fixed:.2f}", f"{one.rollout_s:.0f}",
+            SYSTEMS[name].says, f"{one.throughput / fixed:.2f}", _rollout_s(one),
             "-" if one.attainment is None else f"{one.attainment:.2%}",
             "-" if one.attainment is None else _p99(one),
             "-" if one.harvest is None else f"{one.harvest:.2f}", f"{one.sync_share:.1%}",
@@ -207,7 +215,13 @@ def _tables(found: Plan) -> list[Any]:
     assert answer is not None
     words = f"borrow at most {answer.max_borrowed} devices, headroom {answer.headroom:.0%}: "
     words += answer.why
-    return [systems, what_if, f"[{'green' if answer.safe else 'red'}]{words}[/]"]
+    warnings = [f"[red]{warning}[/]" for warning in found.warnings]
+    return [systems, *warnings, what_if, f"[{'green' if answer.safe else 'red'}]{words}[/]"]
+
+
+def _rollout_s(one: Any) -> str:
+    each = [step.rollout_s for step in one.steps]
+    return f"{one.rollout_s:.0f} ({min(each):.0f}-{max(each):.0f})"
 
 
 def _p99(one: Any) -> str:
@@ -224,8 +238,10 @@ def _result(found: Plan) -> dict[str, Any]:
         "modes": {
             name: {
                 "throughput": one.throughput,
+                "steady": one.steady,
                 "step_s": [step.seconds for step in one.steps],
                 "rollout_s": [step.rollout_s for step in one.steps],
+                "batches": [step.batches for step in one.steps],
                 "slo_attainment": one.attainment,
                 "ttft_p99_s": None if one.attainment is None else one.p99("ttft"),
                 "tpot_p99_s": None if one.attainment is None else one.p99("tpot"),

@@ -1,9 +1,10 @@
 """A simulated device: a serving engine, a rollout engine, or both, and what they do to each other.
 
 Both engines' steps share the device by `Sharing`. A serving step begins whenever there is work. A
-rollout step begins when the rule lets it; without preemption one that has begun runs to its end,
-while serving waits for it half of the time, as on a device that two processes take turns on. KV
-memory is split by the live policy (`executor.memory`); turns that lose theirs are handed back.
+rollout step begins when the rule lets it. With preemption serving overtakes one that runs, after a
+delay that is lost to both. Without, it runs to its end, while serving waits for it half of the
+time, as on a device that two processes take turns on. KV memory is split by the live policy
+(`executor.memory`); turns that lose theirs are handed back.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Device:
         """Counts changes: what was foreseen before one is void."""
         self.at = 0.0
         self._sharing = sharing
+        self._preempt_s = sharing.terms.preempt_s if sharing else None
         self._memory = MemoryTerms(kv_total, headroom, policy, kv_total)
         self.budget = Budget(kv_total if serving is None else 0)
         self._most_at = -1
@@ -76,7 +78,7 @@ class Device:
         self.stranger = 0.0
         """Share of the time in which somebody else runs here: an engine that is being started."""
         self.longest_s = 0.0
-        """Of rollout steps that began beside a serving engine."""
+        """That a rollout step which began beside a serving engine may hold it up."""
 
     # ---- time
 
@@ -147,8 +149,7 @@ class Device:
     @property
     def _rolls(self) -> bool:
         """The rollout engine has a step on the device and does not give way."""
-        yields = self._sharing is not None and self._sharing.terms.preempt_s is not None
-        return self.rollout.steps > 0 and not yields
+        return self.rollout.steps > 0 and self._preempt_s is None
 
     @property
     def _weight(self) -> float:
@@ -209,13 +210,16 @@ class Device:
         else:
             if not serving.steps:
                 serving.plan()
+                if rollout.steps and self._speeds[1] > NOBODY:
+                    serving.work += self._preempt_s or 0.0
             if self._busy_since is None:
                 self._busy_since = now
         if self.active and not rollout.steps and rollout.busy:
             self._shares = self._ask(serving, now)
             if self._shares.tokens:
                 rollout.plan(self._shares.tokens)
-                self.longest_s = max(self.longest_s, rollout.unit)
+                held_up = rollout.unit if self._preempt_s is None else self._preempt_s
+                self.longest_s = max(self.longest_s, held_up)
         self._speeds = self._divide(serving)
 
     def _ask(self, serving: Engine, now: float) -> Shares:
@@ -243,7 +247,7 @@ class Device:
             return (0.5 if self._sharing.terms.rule == "static_split" else ALONE), NOBODY
         if not serving.steps:
             return NOBODY, max(self._shares.rollout, NOBODY) or ALONE
-        if self._sharing.terms.preempt_s is not None:
+        if self._preempt_s is not None:
             return ALONE, NOBODY
         if self._shares.serving > 0:
             return self._shares.serving, self._shares.rollout

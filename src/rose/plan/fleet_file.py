@@ -20,7 +20,7 @@ from rose.plan.roofline import Latency, Measured, Roofline
 from rose.plan.scenario import RlJob, Scenario, Serving
 from rose.plan.shapes import ModelShape, shape
 from rose.plan.sync import Links
-from rose.plan.workload.demand import Dapo, Demand, Grpo
+from rose.plan.workload.demand import Accept, Dapo, Demand, Grpo
 from rose.plan.workload.laws import Law
 from rose.plan.workload.presets import ROLLOUTS, SERVICES
 from rose.plan.workload.recorded import Recorded
@@ -66,6 +66,8 @@ class JobPart(Strict):
     model: str
     rollouts: str = "agentic"
     algorithm: Literal["grpo", "dapo"] = "grpo"
+    kept: tuple[float, float] = (Accept.first, Accept.last)
+    """Share of groups that are of use to DAPO, in the run's first step and in its last."""
     prompts: int = Field(ge=1)
     samples: int = Field(ge=1)
     train_s: float = Field(gt=0)
@@ -149,7 +151,7 @@ def scenario(file: FleetFile) -> Scenario:
         job=RlJob(
             _engine(devices, trained, file.job.profile),
             ROLLOUTS[file.job.rollouts],
-            _demand(file.job),
+            _demand(file.job, file.steps),
             file.job.train_s,
             file.job.staleness,
             in_flight=file.job.in_flight,
@@ -177,6 +179,11 @@ def _traffic(part: ServingPart) -> tuple[Law, Sizes | None]:
     return service.everywhere, service.sizes
 
 
-def _demand(part: JobPart) -> Demand:
-    kind = Dapo if part.algorithm == "dapo" else Grpo
-    return kind(part.prompts, part.samples)
+def _demand(part: JobPart, steps: int) -> Demand:
+    """The steps of a DAPO plan are spread evenly over the run, its first and its last among them:
+    the last ones ask for most."""
+    if part.algorithm == "grpo":
+        return Grpo(part.prompts, part.samples)
+    if steps < 2:
+        raise ValueError("steps is 1: DAPO needs 2 or more, the run's first and its last")
+    return Dapo(part.prompts, part.samples, Accept(*part.kept, steps - 1))

@@ -26,7 +26,9 @@ KNOWN = 5_000
 """Requests from which a serving engine knows how long prompts are."""
 BISECTIONS = 12
 WARM_STEPS = 2
-"""Of an asynchronous job, until as much is under way as always."""
+"""Of an asynchronous job at least, before its steps count."""
+MOST_WARM = 30_000
+"""Trajectories until then at most: about a minute of simulation."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class StepTime:
     trained: int
     """Trajectories that the step learned from."""
 
+    @property
+    def batches(self) -> float:
+        """Sampled for one that is learned from."""
+        return self.trajectories / self.trained
+
 
 @dataclass
 class Outcome:
@@ -48,6 +55,10 @@ class Outcome:
 
     system: str
     steps: list[StepTime] = field(default_factory=list)
+    began_s: float = 0.0
+    """When the first of them did; what was before is not counted."""
+    steady: bool = True
+    """Otherwise steps are counted though the longest of the first trajectories have not ended."""
     ttft: np.ndarray = field(default_factory=lambda: np.empty(0))
     tpot: np.ndarray = field(default_factory=lambda: np.empty(0))
     slo: Slo = NOTHING
@@ -60,7 +71,7 @@ class Outcome:
     idle_s: float = 0.0
     """Time that serving left on them while they were lent."""
     longest_s: float = 0.0
-    """Of rollout steps on borrowed devices."""
+    """That a rollout step on a borrowed device may hold serving up."""
     late_expected: float = 0.0
     """Requests that rollout steps were expected to make late when they were granted."""
     cuts: int = 0
@@ -303,35 +314,85 @@ def _asynchronous(
 ) -> None:  # fmt: skip
     """Trajectories of later steps begin while a step is learned, as many as will not be stale.
 
-    Steps are counted when the first `WARM_STEPS` are over: nothing was under way when those began.
+    At first short ones run ahead of long ones, and steps are too fast. They count when the whole
+    first batch has ended: from then on trajectories of every age are under way.
     """
     job, sync = scenario.job, weights(scenario, system)
     assert job.staleness is not None
     batch = job.demand.prompts * job.demand.samples
-    steps = WARM_STEPS + scenario.steps
-    drawn = steps + 1 + job.staleness
-    plan = job.law.draw(job.demand.prompts * drawn, job.demand.samples, rng)
-    fleet.begin(plan, 0, most=batch * (1 + job.staleness))
-    last = 0.0
-    for step in range(steps):
-        fleet.run(partial(_ended, fleet, batch * (step + 1)))
+    batches = max(job.demand.swing(step) for step in (0, scenario.steps))
+    most = max(WARM_STEPS, int(MOST_WARM / (batch * batches)))
+    groups = math.ceil(job.demand.prompts * batches * (most + scenario.steps + 1 + job.staleness))
+    plan = job.law.draw(groups, job.demand.samples, rng)
+    stream = _Stream(fleet, job.demand, rng)
+    fleet.begin(plan, 0, most=stream.due(batch * (1 + job.staleness)))
+    counts, last, step, useless = False, 0.0, 0, 0
+    while len(outcome.steps) < scenario.steps:
+        step += 1
+        fleet.run(partial(stream.has, batch * step))
         waited = fleet.now - last
         if system.borrows == "trainers":
             fleet.lending.release(fleet.now, job.train_s)
         fleet.pass_time(job.train_s + sync.pause_s)
-        fleet.learned(step + 1)
-        fleet.more(batch * (step + 2 + job.staleness))
-        tokens = int(plan.output.sum()) // drawn
-        if step >= WARM_STEPS:
+        fleet.learned(step)
+        fleet.more(stream.due(batch * (step + 1 + job.staleness)))
+        if counts:
+            sampled = batch + stream.useless - useless
+            tokens = int(plan.output.sum()) * sampled // len(plan)
             outcome.steps.append(
-                StepTime(waited, job.train_s, sync.pause_s, fleet.now - last, batch, tokens, batch)
+                StepTime(
+                    waited, job.train_s, sync.pause_s, fleet.now - last, sampled, tokens, batch
+                )
             )
-        last = fleet.now
-        progress((step + 1) / steps)
+            stream.step = len(outcome.steps)
+        elif step >= WARM_STEPS:
+            outcome.steady = not np.isnan(fleet.ended[:batch]).any()
+            counts = outcome.steady or step == most
+            if counts:
+                _forget(fleet, outcome)
+        last, useless = fleet.now, stream.useless
+        progress(len(outcome.steps) / scenario.steps)
 
 
-def _ended(fleet: Fleet, needed: int) -> bool:
-    return fleet.done >= needed
+def _forget(fleet: Fleet, outcome: Outcome) -> None:
+    """What has been used so far: the steps that count begin now."""
+    outcome.began_s = fleet.now
+    fleet.cuts = fleet.hits = fleet.looked = 0
+    for device in fleet.devices:
+        device.rollout_s = device.late_expected = 0.0
+        device.rolled_tokens = 0
+    for one in fleet.lending.lent.values():
+        one.lent_s = one.activating_s = one.served_lent_s = 0.0
+
+
+class _Stream:
+    """Trajectories as they end, for a trainer that does not wait for any: which are of use."""
+
+    def __init__(self, fleet: Fleet, demand: Demand, rng: np.random.Generator) -> None:
+        self._fleet, self._demand, self._rng = fleet, demand, rng
+        self._useful: dict[int, bool] = {}
+        """By group, drawn when the first of it ends."""
+        self._found = self._due = 0
+        self.step = self.useless = 0
+        fleet.ends = self._one_more
+
+    def has(self, needed: int) -> bool:
+        return self._found >= needed or not self._fleet.left
+
+    def due(self, useful: int) -> int:
+        """Trajectories that may begin for so many of use: those without are replaced."""
+        self._due = useful
+        return useful + self.useless
+
+    def _one_more(self, trajectory: int) -> None:
+        group = trajectory // self._demand.samples
+        if group not in self._useful:
+            self._useful[group] = bool(self._demand.useful(self.step, self._rng)[0])
+        if self._useful[group]:
+            self._found += 1
+        else:
+            self.useless += 1
+            self._fleet.allow(self.due(self._due))
 
 
 class _Sampling:
@@ -364,7 +425,7 @@ class _Sampling:
 def _account(fleet: Fleet, outcome: Outcome) -> None:
     served = fleet.users.served
     outcome.ttft, outcome.tpot = np.array(served.ttft), np.array(served.tpot)
-    whole = ~np.isnan(outcome.ttft)
+    whole = ~np.isnan(outcome.ttft) & (np.array(served.arrival) >= outcome.began_s)
     outcome.ttft, outcome.tpot = outcome.ttft[whole], outcome.tpot[whole]
     for device in fleet.devices:
         if (one := fleet.lending.lent.get(device.number)) is not None:
@@ -376,7 +437,12 @@ def _account(fleet: Fleet, outcome: Outcome) -> None:
             outcome.idle_s += max(0.0, one.lent_s - one.served_lent_s)
     serve = [d.serving_s for d in fleet.devices if d.serving is not None]
     outcome.busy = float(np.mean(serve)) / fleet.now if serve and fleet.now else 0.0
-    outcome.lent = fleet.lending.timeline
+    outcome.lent = _since(outcome.began_s, fleet.lending.timeline)
     outcome.cuts, outcome.events = fleet.cuts, fleet.events
     outcome.made = sum(device.rolled_tokens for device in fleet.devices)
     outcome.prefix_hits = fleet.hits / fleet.looked if fleet.looked else 0.0
+
+
+def _since(began: float, timeline: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    before = [(0.0, count) for when, count in timeline if when <= began]
+    return before[-1:] + [(when - began, count) for when, count in timeline if when > began]

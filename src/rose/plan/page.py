@@ -1,12 +1,22 @@
-"""A plan as one HTML page: the answer first, then tables and charts; needs nothing but itself."""
+"""A plan, or what stress found, as one HTML page: the answer first, then tables and charts.
+
+A page needs nothing but itself.
+"""
 
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
+from statistics import median
 
-from rose.plan import charts
+from rose.plan import charts, tables
+from rose.plan.job import StepTime
 from rose.plan.planner import Plan
+from rose.plan.stress.report import Report
+from rose.plan.stress.search import Worst
+from rose.plan.stress.trial import Hurt
 from rose.plan.systems import SYSTEMS
+from rose.plan.systems.rose import ROSE
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -32,9 +42,14 @@ def page(plan: Plan) -> str:
         f"<b>{answer.headroom:.0%}</b>: {html.escape(answer.why)}.</p>",
         "<h2>Systems, side by side on the same arrivals</h2>",
         _systems(plan),
+        *(f'<p class="late">{html.escape(warning)}.</p>' for warning in plan.warnings),
         charts.throughput(plan),
         "<h2>How long a step takes</h2>",
         charts.steps(plan),
+        _table(
+            ["seconds", "shortest", "median", "longest", "batches sampled, fewest", "most"],
+            [_spread(SYSTEMS[name].says, one.steps) for name, one in plan.outcomes.items()],
+        ),
         charts.ended(plan),
         "<h2>Devices lent over time</h2>",
         charts.lent(plan),
@@ -73,9 +88,66 @@ def page(plan: Plan) -> str:
         '<p class="note">Prices and what each line contains: docs/plan.md. All numbers here are '
         "simulated.</p>",
     ]  # fmt: skip
+    return _whole(plan.scenario.name, parts)
+
+
+def stress(report: Report) -> str:
+    held = report.held
+    parts = [
+        f"<h1>Stress: {html.escape(report.scenario.name)}</h1>",
+        f'<p class="{"answer" if held else "answer unsafe"}">'
+        f"<b>{'Kept' if held else 'BROKEN'}</b> in {report.tries:,} tries, what is "
+        f"{html.escape(tables.guarantee(report))}.</p>",
+        "<h2>The worst arrivals of each family</h2>",
+        charts.late(report),
+        charts.excess(report),
+        _worst(report.worst.values()),
+        '<p class="note"><i>r</i> is the longest rollout step that was granted. Excess is over '
+        "serving alone on the same arrivals, of the request that has most of it; more than "
+        "<i>r</i> is slack that was lent to a request in time, or several unseen.</p>",
+        "<h2>The same arrivals under other rules</h2>",
+        _table(
+            ["", "", "SLO met", "late by it", "TTFT +ms", "TPOT +ms"],
+            [[one.pattern.family if name == ROSE.name else "", name,
+              _met(1.0 - hurt.late_lent / hurt.requests), str(hurt.added_late),
+              f"{hurt.ttft_excess_s * 1e3:.1f}", f"{hurt.tpot_excess_s * 1e3:.1f}"]
+             for one in report.worst.values() for name, hurt in report.rules(one).items()],
+        ),
+        "<h2>With preemption: the worst arrivals then</h2>",
+        _worst(report.preempted.values()),
+        '<p class="note">What is guaranteed, and what the families are: docs/plan.md. All numbers '
+        "here are simulated.</p>",
+    ]  # fmt: skip
+    return _whole(f"Stress: {report.scenario.name}", parts)
+
+
+def _worst(worst: Iterable[Worst]) -> str:
+    return _table(
+        ["", "requests", "SLO met alone", "lent", "late by it", "TTFT +ms", "if one unseen",
+         "<i>r</i> ms", "TPOT +ms", "within"],
+        [[one.pattern.family, *_hurt(one.hurt)] for one in worst],
+    )  # fmt: skip
+
+
+def _hurt(hurt: Hurt) -> list[str]:
+    return [
+        str(hurt.requests),
+        _met(1.0 - hurt.late_alone / hurt.requests),
+        _met(1.0 - hurt.late_lent / hurt.requests),
+        str(hurt.added_late),
+        f"{hurt.ttft_excess_s * 1e3:.1f}",
+        f"{hurt.single_excess_s * 1e3:.1f}" if hurt.single else "-",
+        f"{hurt.step_s * 1e3:.1f}",
+        f"{hurt.tpot_excess_s * 1e3:.1f}",
+        hurt.within,
+    ]
+
+
+def _whole(title: str, parts: list[str]) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f"<title>{html.escape(plan.scenario.name)}</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style>"
+        f"<body>{''.join(parts)}</body></html>\n"
     )
 
 
@@ -108,6 +180,12 @@ def _systems(plan: Plan) -> str:
         ["", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT ms", "P99 TPOT ms", "harvest",
          "weight sync", "allocation"], rows,
     )  # fmt: skip
+
+
+def _spread(says: str, steps: list[StepTime]) -> list[str]:
+    seconds, batches = [step.seconds for step in steps], [step.batches for step in steps]
+    three = (min(seconds), median(seconds), max(seconds))
+    return [says, *(f"{one:,.0f}" for one in three), f"{min(batches):.1f}", f"{max(batches):.1f}"]
 
 
 def _met(share: float | None) -> str:

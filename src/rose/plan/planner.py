@@ -55,6 +55,16 @@ class Plan:
     def fixed(self) -> Outcome:
         return self.outcomes["fixed"]
 
+    @property
+    def warnings(self) -> list[str]:
+        """What in the numbers is not to be trusted."""
+        return [
+            f"{SYSTEMS[name].says}: likely too fast. Steps were counted though the longest of the "
+            f"first trajectories had not ended after {one.began_s:,.0f} s"
+            for name, one in self.outcomes.items()
+            if not one.steady
+        ]
+
 
 def plan(
     scenario: Scenario,

@@ -91,7 +91,7 @@ def nudged(pattern: Pattern, rng: Generator) -> Pattern:
 def search(
     bench: Bench, system: System, tries: int, seed: int, say: Say = quiet
 ) -> dict[str, Worst]:
-    """The worst pattern of every family."""
+    """The worst pattern of every family, the worst of all first."""
     rng = np.random.default_rng(seed)
     slo = bench.scenario.serving.slo
     found: dict[str, Worst] = {}
@@ -107,4 +107,4 @@ def search(
             if worst is None or score > worst.score:
                 found[family] = Worst(pattern, hurt, score)
             progress((number + 1) / each)
-    return found
+    return dict(sorted(found.items(), key=lambda item: -item[1].score))

@@ -45,7 +45,7 @@ class Hurt:
     ttft_excess_s: float
     tpot_excess_s: float
     step_s: float
-    """The longest rollout step granted."""
+    """The longest rollout step granted; with preemption its delay."""
     late_expected: float
     """What the error budget was charged."""
     single: int

@@ -23,6 +23,8 @@ ROLLOUT_TOKENS, BLOCK = 512, 32
 """Of a rollout step and of a KV block, as `cluster.engine` starts engines."""
 CREDIT_S, MARGIN = 2.0, 0.1
 PREEMPT_S = 0.0005
+"""Until serving overtakes a rollout step on a CPU core: beside an idle-class thread others wake
+0.06 ms late in the median, 0.1 to 0.8 in the P99."""
 
 
 def engine(
