@@ -20,5 +20,7 @@ class Line:
     def upper(self, step: Step) -> float:
         return 1.1 * self.mean(step)
 
+    likely = upper
+
 
 MODEL = EngineModel(Line(), kv_bytes=1000, budget=512, sequences=64)

@@ -75,7 +75,7 @@ def test_a_fleet_is_planned_as_table_json_and_page(tmp_path: Path) -> None:
 def test_steps_that_are_counted_too_early_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rose.plan.job.MOST_WARM", 1)
+    monkeypatch.setattr("rose.plan.training.MOST_WARM", 1)
     file, page = tmp_path / "plan.json", tmp_path / "plan.html"
     fleet = written(tmp_path / "fleet.toml", job={"rollouts": "agentic", "train_s": 1})
     said = rose(fleet, "--json", file, "--html", page)

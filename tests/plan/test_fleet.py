@@ -15,11 +15,12 @@ from tests.plan.simple import MODEL
 from rose.bench.arrivals import Fixed, LogNormal
 from rose.executor.admission import Terms
 from rose.executor.slo import Slo
-from rose.plan import job as jobs
+from rose.plan import training
 from rose.plan.device import Device
 from rose.plan.fleet import Fleet
-from rose.plan.job import Outcome, alone, at_load, simulate
+from rose.plan.job import alone, at_load, simulate
 from rose.plan.lending import Kind
+from rose.plan.outcome import Outcome
 from rose.plan.scenario import RlJob, Scenario, Serving
 from rose.plan.sharing import Prompts, Sharing
 from rose.plan.sync import Links
@@ -204,7 +205,7 @@ def test_what_was_before_the_steps_that_count_is_not_counted() -> None:
 def test_when_warming_up_takes_too_long_the_outcome_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jobs, "MOST_WARM", 100)
+    monkeypatch.setattr(training, "MOST_WARM", 100)
     job = replace(scenario().job, law=SLOW_TOOLS, demand=Grpo(8, 4))
     found = simulate(scenario(job=job), SYSTEMS["fixed_async"])
     assert not found.steady

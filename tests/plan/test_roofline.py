@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.executor.bounds import Queue, bounds
-from rose.executor.latency import Profile, Step
+from rose.executor.latency import ROLLOUT_QUANTILE, Profile, Step
 from rose.plan.hardware import GPUS
 from rose.plan.roofline import FITTED, Efficiency, Latency, Measured, Roofline
 from rose.plan.shapes import SHAPES, ModelShape
@@ -119,6 +119,16 @@ def test_few_constants_are_judgement() -> None:
 def test_a_measured_device_is_its_profile(step: Step) -> None:
     assert Measured(PROFILE).mean(step) == pytest.approx(PROFILE.mean(step))
     assert Measured(PROFILE).upper(step) == pytest.approx(1.2 * PROFILE.mean(step))
+    one = Measured(PROFILE, quantile=ROLLOUT_QUANTILE)
+    assert one.mean(step) <= one.likely(step) <= one.upper(step)
+    assert one.upper(step) <= Measured(PROFILE).upper(step)
+
+
+def test_what_steps_likely_take_is_what_three_quarters_of_them_took() -> None:
+    varied = replace(PROFILE, error=0.1)
+    one, step = Measured(varied, quantile=ROLLOUT_QUANTILE), Step(0, 8, 1000)
+    assert one.likely(step) == pytest.approx(1.1 * PROFILE.mean(step))
+    assert 1.1 < one.upper(step) / one.mean(step) < 1.2
 
 
 def test_admission_can_use_it() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rose.cli import app
 from rose.executor.slo import Slo
-from rose.plan.job import Outcome
+from rose.plan.outcome import Outcome
 from rose.plan.stress import cases
 from rose.plan.stress.bed import bed
 from rose.plan.stress.pattern import Moments, Pattern, arrivals, background, worst_prompt

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from rose.bench.traces import TraceError
 from rose.cluster.config import ConfigError, Strict, read
-from rose.executor.latency import Profile
+from rose.executor.latency import QUANTILE, ROLLOUT_QUANTILE, Profile
 from rose.executor.slo import Slo
 from rose.plan.engine import EngineModel
 from rose.plan.hardware import gpu
@@ -149,7 +149,7 @@ def scenario(file: FleetFile) -> Scenario:
         own_kv_bytes=kv_bytes(trained),
         serving=serving,
         job=RlJob(
-            _engine(devices, trained, file.job.profile),
+            _engine(devices, trained, file.job.profile, ROLLOUT_QUANTILE),
             ROLLOUTS[file.job.rollouts],
             _demand(file.job, file.steps),
             file.job.train_s,
@@ -165,10 +165,12 @@ def scenario(file: FleetFile) -> Scenario:
     return found if file.serving.load is None else at_load(found, file.serving.load)
 
 
-def _engine(devices: Devices, model: ModelShape, profile: Path | None) -> EngineModel:
+def _engine(
+    devices: Devices, model: ModelShape, profile: Path | None, quantile: float = QUANTILE
+) -> EngineModel:
     latency: Latency = Roofline(gpu(devices.gpu), model, devices.tp)
     if profile is not None:
-        latency = Measured(Profile.load(profile))
+        latency = Measured(Profile.load(profile), quantile=quantile)
     return EngineModel(latency, model.kv_bytes_per_token())
 
 

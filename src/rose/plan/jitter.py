@@ -13,23 +13,28 @@ DRAWN = 4096
 """Random numbers at once."""
 
 
-class Jitter:
-    """Factors with mean 1 and the spread of measured over predicted in a profiling run.
+def spread(profile: Profile) -> Quantiles:
+    """Of measured over predicted in a profiling run.
 
     A profile knows three points of it: half of all steps are within `error` of the line, the
     `QUANTILE` is `margin`. Between them lines; below, as far as above the middle.
     """
+    near, far = profile.error, max(profile.error, profile.margin - 1.0)
+    points = (
+        (0.0, max(0.0, 1 - 2 * near)),
+        (0.25, max(0.0, 1 - near)),
+        (0.75, 1 + near),
+        (QUANTILE, 1 + far),
+        (1.0, 1 + far),
+    )
+    return Quantiles(points)
+
+
+class Jitter:
+    """Factors with mean 1 and the spread of a profiling run."""
 
     def __init__(self, profile: Profile, seed: int) -> None:
-        near, far = profile.error, max(profile.error, profile.margin - 1.0)
-        points = (
-            (0.0, max(0.0, 1 - 2 * near)),
-            (0.25, max(0.0, 1 - near)),
-            (0.75, 1 + near),
-            (QUANTILE, 1 + far),
-            (1.0, 1 + far),
-        )
-        self._law = Quantiles(points)
+        self._law = spread(profile)
         self._mean = float(np.mean(self._law.at(np.linspace(0.0, 1.0, DRAWN))))
         self._rng = np.random.default_rng(seed)
         self._drawn: list[float] = []

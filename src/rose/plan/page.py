@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from rose.plan import charts, tables
-from rose.plan.job import StepTime
+from rose.plan.outcome import StepTime
 from rose.plan.planner import Plan
 from rose.plan.stress.report import Report
 from rose.plan.stress.search import Worst

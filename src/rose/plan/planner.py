@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rose.plan.job import Outcome, alone, simulate, weights
+from rose.plan.job import alone, simulate
 from rose.plan.money import Prices, Usage, cost_per_correct, cost_per_step, opportunistic_parts
+from rose.plan.outcome import Outcome
 from rose.plan.progress import Say, quiet
 from rose.plan.scenario import Scenario
 from rose.plan.sync import Links
 from rose.plan.system import System
 from rose.plan.systems import SYSTEMS
 from rose.plan.systems.rose import ROSE
+from rose.plan.training import weights
 from rose.plan.workload.quantiles import Quantiles
 
 NEARLY = 0.95
@@ -58,12 +60,21 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """What in the numbers is not to be trusted."""
-        return [
-            f"{SYSTEMS[name].says}: likely too fast. Steps were counted though the longest of the "
-            f"first trajectories had not ended after {one.began_s:,.0f} s"
-            for name, one in self.outcomes.items()
-            if not one.steady
-        ]
+        found, users_s = [], self.scenario.longest_s
+        for name, one in self.outcomes.items():
+            says = f"{SYSTEMS[name].says}: likely too fast."
+            if not one.steady:
+                found.append(
+                    f"{says} Steps were counted though the longest of the first trajectories had "
+                    f"not ended after {one.began_s:,.0f} s"
+                )
+            ended_s = one.began_s + sum(step.seconds for step in one.steps)
+            if one.attainment is not None and ended_s > users_s:
+                found.append(
+                    f"{says} It takes {ended_s:,.0f} s, and users are simulated for "
+                    f"{users_s:,.0f} s: ask for fewer steps"
+                )
+        return found
 
 
 def plan(

@@ -16,8 +16,9 @@ from rose.bench.arrivals import LogNormal
 from rose.executor.slo import Slo
 from rose.plan.engine import EngineModel
 from rose.plan.hardware import gpu
-from rose.plan.job import Outcome, alone, simulate
+from rose.plan.job import alone, simulate
 from rose.plan.memory import free_bytes
+from rose.plan.outcome import Outcome
 from rose.plan.progress import Say, quiet
 from rose.plan.roofline import Roofline
 from rose.plan.scenario import RlJob, Scenario, Serving

@@ -23,8 +23,11 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from rose.executor.latency import Profile, Step
+import numpy as np
+
+from rose.executor.latency import LIKELY, QUANTILE, Profile, Step
 from rose.plan.hardware import Gpu
+from rose.plan.jitter import spread
 from rose.plan.shapes import BF16, ModelShape
 
 FITTED = ("mfu", "overhead_s", "margin")
@@ -64,6 +67,9 @@ class Latency(Protocol):
     def mean(self, step: Step) -> float: ...
 
     def upper(self, step: Step) -> float: ...
+
+    def likely(self, step: Step) -> float:
+        """What `executor.latency.LIKELY` of such steps stay under."""
 
 
 class Roofline:
@@ -133,18 +139,25 @@ class Roofline:
     def upper(self, step: Step) -> float:
         return self.mean(step) * self.margin
 
+    likely = upper
+    """Nothing is known of how steps vary."""
+
 
 class Measured:
     """Steps of a device with a profile, by the same interface."""
 
-    __slots__ = ("_context_s", "_decode_s", "_fixed_s", "_prefill_s", "margin")
+    __slots__ = ("_context_s", "_decode_s", "_fixed_s", "_likely", "_prefill_s", "margin")
 
-    def __init__(self, profile: Profile, slowdown: float = 1.0) -> None:
+    def __init__(
+        self, profile: Profile, slowdown: float = 1.0, *, quantile: float = QUANTILE
+    ) -> None:
+        """`quantile`: share of steps that stay under `upper`, as for the engine's `Tracker`."""
         self._fixed_s = profile.fixed_s * slowdown
         self._prefill_s = profile.per_prefill_s * slowdown
         self._decode_s = profile.per_decode_s * slowdown
         self._context_s = profile.per_context_s * slowdown
-        self.margin = profile.margin
+        likely, upper = spread(profile).at(np.array([LIKELY, quantile]))
+        self._likely, self.margin = float(likely), float(upper)
 
     def mean(self, step: Step) -> float:
         prefill, decode, context = step
@@ -159,6 +172,9 @@ class Measured:
 
     def upper(self, step: Step) -> float:
         return self.mean(step) * self.margin
+
+    def likely(self, step: Step) -> float:
+        return self.mean(step) * self._likely
 
 
 def kv_bytes_per_rank(shape: ModelShape, tp: int) -> float:

@@ -31,6 +31,7 @@ from rose.executor.facts import ServingFacts
 from rose.executor.latency import Step
 from rose.executor.slo import Slo
 from rose.plan.engine import Engine, EngineModel
+from rose.plan.roofline import Latency
 
 MOST_LEAD = 32
 """Serving steps that may run ahead before a rollout step: credit is capped long before."""
@@ -66,6 +67,15 @@ class Prompts:
     """Arrivals."""
 
 
+class _Likely(NamedTuple):
+    """For sums over many requests, where bounds would overstate."""
+
+    latency: Latency
+
+    def upper(self, step: Step) -> float:
+        return self.latency.likely(step)
+
+
 class Sharing:
     """One for all devices that are alike."""
 
@@ -86,6 +96,8 @@ class Sharing:
         self.terms, self.slo = terms, slo
         self._serving, self._rollout, self._prompts = serving, rollout, prompts
         self._credit_s, self._slowdown, self._paced = credit_s, slowdown, paced
+        unit = Step(0, 1, 0)
+        self._likely = rollout.latency.likely(unit) / rollout.latency.upper(unit)
         self._known: dict[tuple[int, ...], Shares] = {}
         self._queues: dict[Queue, ServingFacts] = {}
         self._idle: dict[int, Window] = {}
@@ -197,6 +209,7 @@ class Sharing:
             self.terms,
             0.0,
             allowance=allowance / 64,
+            likely=self._likely,
             worth_s=worth,
             busy_s=math.inf if patient else 0.0,
         )
@@ -243,26 +256,25 @@ class Sharing:
 
     def _facts(self, queue: Queue) -> ServingFacts:
         """Without deadlines."""
-        slo, upper = self.slo, self._serving.latency
+        slo, latency = self.slo, self._serving.latency
         budget, prompts = self._serving.budget, self._prompts
-
-        def both(more: int) -> tuple[float, float]:
-            return bounds(queue.joined_by(more), upper, budget, slo.tpot_s)
-
         busy = queue.decode or queue.starting
-        next_s, clear_s = bounds(queue, upper, budget, slo.tpot_s) if busy else (0.0, 0.0)
+        next_s, clear_s = bounds(queue, latency, budget, slo.tpot_s) if busy else (0.0, 0.0)
         given: dict[str, Any] = {}
         if self.terms.rule == "rose":  # no other looks at requests that may come
-            given["next_step_with_new_s"], given["clear_with_new_s"] = both(prompts.worst)
+            given["next_step_with_new_s"], given["clear_with_new_s"] = bounds(
+                queue.joined_by(prompts.worst), latency, budget, slo.tpot_s
+            )
             for percent, prompt in zip(PERCENTS, prompts.percentiles, strict=True):
-                step, clear = both(prompt)
+                joined = queue.joined_by(prompt)
+                step, clear = bounds(joined, _Likely(latency), budget, slo.tpot_s)
                 given |= {f"next_new_{percent}_s": step, f"clear_new_{percent}_s": clear}
         return ServingFacts(
             running=queue.decode,
             waiting=queue.starting,
             next_step_s=next_s,
             clear_s=clear_s,
-            base_s=upper.mean(Step(1, queue.decode, queue.context)),
+            base_s=latency.mean(Step(1, queue.decode, queue.context)),
             arrival_rate=prompts.per_s,
             ttft_s=slo.ttft_s,
             tpot_s=slo.tpot_s,

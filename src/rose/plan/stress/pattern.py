@@ -13,7 +13,8 @@ import numpy as np
 from numpy.random import Generator
 
 from rose.bench.arrivals import Counts, Times
-from rose.plan.job import Outcome, known
+from rose.plan.job import known
+from rose.plan.outcome import Outcome
 from rose.plan.scenario import Scenario
 from rose.plan.workload.serving import make_traffic
 from rose.plan.workload.traffic import Traffic

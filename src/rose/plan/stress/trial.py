@@ -22,7 +22,8 @@ import numpy as np
 
 from rose.executor.latency import Step
 from rose.executor.slo import Slo
-from rose.plan.job import Outcome, alone, simulate
+from rose.plan.job import alone, simulate
+from rose.plan.outcome import Outcome
 from rose.plan.scenario import Scenario
 from rose.plan.stress.pattern import Moments, Pattern, arrivals, background, moments, worst_prompt
 from rose.plan.system import System

@@ -38,7 +38,7 @@ from rose.bench.cpu import Spent
 from rose.bench.e2e import KV_GB, SEQUENCES
 from rose.bench.stats import Spread
 from rose.executor.admission import Terms
-from rose.executor.latency import Profile
+from rose.executor.latency import ROLLOUT_QUANTILE, Profile
 from rose.executor.slo import Slo
 from rose.plan.device import Device
 from rose.plan.engine import EngineModel
@@ -258,7 +258,7 @@ class _Bench:
     ) -> list[Device]:
         def rollout(name: str) -> EngineModel:
             return engine(self._profiles[name], self._model, ROLLOUT_TOKENS, SEQUENCES,
-                          slowdown=given.rollout, seed=seed)  # fmt: skip
+                          slowdown=given.rollout, quantile=ROLLOUT_QUANTILE, seed=seed)  # fmt: skip
 
         serving = engine(self._profiles["serving"], self._serving_model, SERVING_TOKENS, SEQUENCES,
                          longer_s=given.step_s, token_s=given.token_s, seed=seed)  # fmt: skip

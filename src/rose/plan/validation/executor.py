@@ -28,7 +28,7 @@ from rose.bench.rollouts import RolloutPlan, turns
 from rose.bench.stats import Spread
 from rose.cluster.profiles import path_for
 from rose.executor.admission import Terms
-from rose.executor.latency import Profile
+from rose.executor.latency import ROLLOUT_QUANTILE, Profile
 from rose.executor.slo import Slo
 from rose.plan.device import Device
 from rose.plan.engine import EngineModel
@@ -170,7 +170,7 @@ class _Bench:
         serving = engine(self._profile, model, SERVING_TOKENS, SERVING_SEQUENCES,
                          longer_s=slower.serving_s, seed=seed)  # fmt: skip
         rollout = engine(self._profile, model, ROLLOUT_TOKENS, ROLLOUT_SEQUENCES,
-                         slowdown=slower.rollout, seed=seed)  # fmt: skip
+                         slowdown=slower.rollout, quantile=ROLLOUT_QUANTILE, seed=seed)  # fmt: skip
         return Engines(serving, rollout)
 
 

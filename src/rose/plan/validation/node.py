@@ -9,7 +9,7 @@ import numpy as np
 
 from rose.bench.arrivals import Request
 from rose.executor.admission import Terms
-from rose.executor.latency import Profile
+from rose.executor.latency import QUANTILE, Profile
 from rose.executor.slo import Slo
 from rose.models import kv_bytes_per_token, resolve
 from rose.plan.device import Device
@@ -29,7 +29,7 @@ PREEMPT_S = 0.0005
 
 def engine(
     profile: Profile, model: str, tokens: int, sequences: int, *, longer_s: float = 0.0,
-    token_s: float = 0.0, slowdown: float = 1.0, seed: int = 0,
+    token_s: float = 0.0, slowdown: float = 1.0, quantile: float = QUANTILE, seed: int = 0,
 ) -> EngineModel:  # fmt: skip
     """`longer_s`, `token_s`, `slowdown`: by how much, by how much for each token that they make and
     by what factor steps are longer than profiled."""
@@ -39,7 +39,7 @@ def engine(
         per_decode_s=profile.per_decode_s + token_s,
     )
     kv, jitter = kv_bytes_per_token(resolve(model)), Jitter(profile, seed)
-    law = Measured(profile, slowdown)
+    law = Measured(profile, slowdown, quantile=quantile)
     return EngineModel(law, kv, tokens, sequences, BLOCK, jitter, sends_s=token_s)
 
 
