@@ -12,6 +12,7 @@ def test_throughputs_are_the_papers_within_a_fifth_and_the_order_is_right(name: 
     rows = presets.compare(presets.preset(name))
     found = presets.ratios(rows)
     assert found["throughput_error_max"] <= 0.2
+    assert found["blind_throughput_error_max"] <= 0.2
     assert found["order_right"] is True
 
 
