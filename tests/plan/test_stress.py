@@ -94,6 +94,15 @@ def test_the_guarantee_is_the_promise_or_one_step() -> None:
     assert crowd.single == 0 and crowd.within == "several unseen"
 
 
+def test_who_waits_behind_a_crowd_is_not_beside_one_unseen_request() -> None:
+    """Two come at once and keep the device busy until 9 s; who comes at 5 s waits for them, and
+    who comes at 9.5 s for that one."""
+    behind = compared([9.0, 9.0, 5.0, 0.5], [9.0, 9.0, 5.1, 0.6], [0.0, 0.0, 5.0, 9.5])
+    assert behind.single == 0 and behind.within == "several unseen"
+    after = compared([9.0, 9.0, 0.1], [9.0, 9.0, 0.1], [0.0, 0.0, 20.0])
+    assert after.single == 1
+
+
 def test_a_run_that_ends_too_early_is_refused() -> None:
     with pytest.raises(ValueError, match="rest_s"):
         compared([0.1], [0.1], [0.0, 1.0])

@@ -15,6 +15,7 @@ requests in expectation, over arrivals that do not aim.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -139,7 +140,8 @@ def _single(
     scenario: Scenario, given: tuple[Traffic, ...], device: np.ndarray, lent: Outcome, step_s: float
 ) -> np.ndarray:
     """From a rollout step and a serving step before a request came until it ended, no two came to
-    its device closer than that, and none with a longer prompt than admission expects."""
+    its device closer than that, and none with a longer prompt than admission expects; and it did
+    not find one there of whom this is not so."""
     engine = scenario.serving.engine
     unseen_s = step_s + engine.latency.upper(Step(engine.budget, 0, engine.budget))
     longest = worst_prompt(scenario)
@@ -152,4 +154,9 @@ def _single(
         ended = came + lent.ttft[mine] + lent.tpot[mine] * np.maximum(0, traffic.output - 1)
         within = (bad >= came[:, None] - unseen_s) & (bad <= ended[:, None])
         single[mine] = ~within.any(axis=1)
+        until = -math.inf
+        for request, comes, ends in zip(mine, came, ended, strict=True):
+            single[request] &= comes > until
+            if not single[request]:
+                until = max(until, ends)
     return single
