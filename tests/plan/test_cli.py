@@ -117,7 +117,7 @@ def test_the_same_file_gives_the_same_plan(tmp_path: Path) -> None:
         ({"job": {"models": "x"}}, "job.models"),
         ({"job": {"in_flight": 0}}, "job.in_flight"),
         ({"job": {"algorithm": "dapo"}}, "DAPO needs 2"),
-        ({"job": {"algorithm": "dapo", "kept": [0.6, 0.0]}, "top": {"steps": 2}}, "last is 0.0"),
+        ({"job": {"algorithm": "dapo", "kept": [0.6, 0.0]}, "top": {"steps": 2}}, "job.kept.1"),
         ({"job": {"model": "Llama-3-70B"}}, "does not fit"),
         ({"devices": {"dedicated": 0}}, "devices.dedicated"),
         ({"serving": {"trace": "/nowhere/trace.csv"}}, "/nowhere/trace.csv"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,7 @@ from rose.plan.workload.recorded import Recorded
 from rose.plan.workload.serving import Sizes
 
 GBIT = 1e9 / 8
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Devices(Strict):
@@ -66,7 +67,7 @@ class JobPart(Strict):
     model: str
     rollouts: str = "agentic"
     algorithm: Literal["grpo", "dapo"] = "grpo"
-    kept: tuple[float, float] = (Accept.first, Accept.last)
+    kept: tuple[Share, Share] = (Accept.first, Accept.last)
     """Share of groups that are of use to DAPO, in the run's first step and in its last."""
     prompts: int = Field(ge=1)
     samples: int = Field(ge=1)
