@@ -122,10 +122,10 @@ def cost_s(turn: Placing, engine: EngineFacts) -> float:
     """Estimated seconds until the turn ends there, and those that it takes from others."""
     speed, running, expected = engine.speed, engine.running, turn.expected
     own_s = anew_s(turn, engine)
-    decode_s = expected * (speed.step_s + speed.turn_s * (running + 1))
+    decode_s = expected * speed.token_s(running + 1)
     needs_s = engine.prefill_left * speed.prefill_s + own_s + decode_s
     slows_s = expected * speed.turn_s * running
-    others_s = own_s * (1 + running + TO_COME) - own_s + slows_s
+    others_s = _with_others(own_s, engine) - own_s + slows_s
     risk_s = 0.0
     if engine.revoked_per_s:
         again_s = (turn.context + expected / 2) * speed.prefill_s
@@ -136,7 +136,12 @@ def cost_s(turn: Placing, engine: EngineFacts) -> float:
 
 def price_s(turn: Placing, engine: EngineFacts) -> float:
     """Of computing what it has not cached: the turn waits for it, and all that are there."""
-    return anew_s(turn, engine) * (1 + engine.running + TO_COME)
+    return _with_others(anew_s(turn, engine), engine)
+
+
+def _with_others(prefill_s: float, engine: EngineFacts) -> float:
+    """Waited for by a turn, by those that run there and by those that will."""
+    return prefill_s * (1 + engine.running + TO_COME)
 
 
 def anew_s(turn: Placing, engine: EngineFacts) -> float:
