@@ -59,6 +59,15 @@ def test_the_simulator_finds_itself_and_sees_what_was_changed(bench: str, tmp_pa
     assert missed == {("rose", "ttft_p99")}
 
 
+def test_a_start_that_no_look_saw_hinders_nobody(tmp_path: Path) -> None:
+    play, make = BENCHES["e2e"]
+    result = make(tmp_path)
+    for run in modes(result)["elastic"]["each"]:
+        run["activating_s"] = 0.0
+    rows = play(written(tmp_path / "instant.json", result))
+    assert ("elastic", "tpot_p99") in {(row.mode, row.key) for row in rows}
+
+
 def test_a_p99_of_few_requests_is_more_of_a_chance() -> None:
     values = np.random.default_rng(1).lognormal(0.0, 0.5, 2000)
     few, many = chance(values, 200), chance(values, 2000)

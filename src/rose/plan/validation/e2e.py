@@ -211,7 +211,7 @@ class _Bench:
         episodes = 0
         for step in steps:
             began = fleet.now
-            if mode.cold:
+            if mode.cold and cold_s:
                 fleet.host.start_engine(devices[1], cold_s, run["starting_cpu_s"] / len(steps))
             episodes += self._sample(fleet, step)
             self.sampled_s += fleet.now - began
