@@ -7,6 +7,8 @@ import json
 import os
 import random
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +19,7 @@ os.environ |= {
     "OMP_NUM_THREADS": "1",
 }
 
+import msgspec
 from vllm import LLM, SamplingParams
 
 from rose import models
@@ -128,8 +131,7 @@ class TakenBack(RolloutScheduler):
     def _tokens(self, decode: int) -> int:
         TakenBack.idle_waits += not self.requests
         if self.gate.begun == 5:
-            self.device.page.publish("node", NodeOrders(epoch=2, state=LeaseState.DORMANT))
-            self.device.page.ring("watch")
+            ORDERS.give(self.device.page, LeaseState.DORMANT)
         return self._at_gate(decode)
 
 
@@ -148,9 +150,37 @@ def rose(page: Path, model: str, **more: Any) -> dict[str, Any]:
     return {"rose": common | more}
 
 
+class Orders:
+    """What a node does for the page: orders, repeated."""
+
+    def __init__(self) -> None:
+        self.now = NodeOrders()
+        self._page: Page | None = None
+        threading.Thread(target=self._repeat, daemon=True).start()
+
+    def give(self, page: Page, state: LeaseState) -> None:
+        self._page = page
+        self.now = NodeOrders(epoch=self.now.epoch + 1, state=state)
+        self._say()
+        page.ring("watch")
+
+    def _say(self) -> None:
+        assert self._page is not None
+        orders = msgspec.structs.replace(self.now, written=time.monotonic())
+        self._page.publish("node", orders)
+
+    def _repeat(self) -> None:
+        while True:
+            if self._page is not None:
+                self._say()
+            time.sleep(0.2)
+
+
+ORDERS = Orders()
+
+
 def rollout_engine(path: Path, scheduler: type[RolloutScheduler]) -> LLM:
-    page = Page.create(path, kv_total=KV, device="cpu:0")
-    page.publish("node", NodeOrders(epoch=1, state=LeaseState.ACTIVE))
+    ORDERS.give(Page.create(path, kv_total=KV, device="cpu:0"), LeaseState.ACTIVE)
     return engine(
         "tiny-b",
         scheduler_cls=scheduler,

@@ -274,7 +274,7 @@ def test_memory_is_what_the_policy_says_whenever_it_is_asked(
         one.settle(now)
         assert one.serving is not None
         need = (one.serving.context + one.serving.prompts) * MODEL.kv_bytes
-        asked = memory.decide(asked, memory.Demand(one.active, need, True, one.rl_step), terms, now)
+        asked = memory.decide(asked, memory.Demand(one.active, need, rl_step=one.rl_step), terms, now)
         assert one.budget == asked
 
     for number, (what, seconds) in enumerate(happens):

@@ -71,7 +71,6 @@ class ColdNode(Node):
             await super()._warm_up()
         else:
             await super().activate()
-            await self._first_steps()
 
     async def _start_engine(self) -> None:
         assert self.rollout is not None

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import uvicorn
+from aiohttp import ClientError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from starlette.routing import Route
 
 from rose.cluster import metrics
 from rose.cluster.config import ConfigError, NodeConfig
+from rose.cluster.custody import TakenBack
 from rose.cluster.engine import bound
 from rose.cluster.node import Node
 from rose.cluster.reporting import report
@@ -65,17 +67,13 @@ def application(node: Node) -> Starlette:
                 seconds = await act()
             except TimeoutError as error:
                 return JSONResponse({"error": str(error), **node.status()}, 504)
+            except TakenBack as error:
+                return JSONResponse({"error": str(error), **node.status()}, 409)
+            except (ConfigError, ClientError) as error:
+                return JSONResponse({"error": str(error), **node.status()}, 502)
             return JSONResponse({"seconds": seconds, **node.status()})
 
         return carry_out
-
-    async def lend() -> float:
-        node.offered = True
-        return await node.activate()
-
-    async def take_back() -> float:
-        node.offered = False
-        return await node.revoke()
 
     routes = [
         Route("/health", health),
@@ -83,9 +81,9 @@ def application(node: Node) -> Starlette:
         Route("/page", page),
         Route("/metrics", scrape),
         Route("/slo", slo, methods=["POST"]),
-        Route("/activate", order(lend), methods=["POST"]),
+        Route("/activate", order(node.lend), methods=["POST"]),
         Route("/drain", order(node.drain), methods=["POST"]),
-        Route("/revoke", order(take_back), methods=["POST"]),
+        Route("/revoke", order(node.take_back), methods=["POST"]),
     ]
     app = Starlette(routes=routes)
     if secret := node.config.secret:

@@ -16,6 +16,7 @@ from rose.cluster.device import Device, parse_device
 from rose.executor.admission import RULES
 from rose.executor.facts import MAX_SECONDS
 from rose.executor.latency import Profile, Step
+from rose.executor.working_set import LOSS
 from rose.net import is_loopback
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -81,6 +82,8 @@ class NodeConfig(Strict):
     kv_gb: float = Field(1.0, gt=0)
     """Physical KV memory that the engines of the device share."""
     headroom: float = Field(0.2, ge=0, lt=1)
+    prefix_loss: float = Field(LOSS, ge=0, le=1)
+    """Share of serving's prefix-cache hits (tokens) that lending may cost; 1 keeps no prefixes."""
     page: Path | None = None
     host: str = "127.0.0.1"
     port: Port = 8300

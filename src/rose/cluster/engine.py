@@ -21,11 +21,13 @@ import psutil
 
 from rose import models
 from rose.cluster.config import ConfigError, EngineConfig, NodeConfig, ServingConfig
-from rose.executor.page import process_start
+from rose.executor.processes import Writer, is_alive, process_start
 
 READY_S = 180.0
 """An engine that is not healthy after three minutes will not be."""
 STOP_S = 10.0
+KILL_S = 1.5
+"""What a kill takes, with gigabytes to free. A process that lives on is in the kernel's hands."""
 HOST_NICE = 10
 """Of the rollout engine's API server: on the host cores, too, serving comes first."""
 ROLLOUT_OOM_SCORE = 900
@@ -91,7 +93,7 @@ class Engine:
         self.pid = pid
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
-        self.started = process_start(pid)
+        self.started = process_start(pid) if pid else None
 
     @classmethod
     def start(cls, config: NodeConfig, role: str, port: int, options: Mapping[str, Any]) -> Engine:
@@ -116,7 +118,7 @@ class Engine:
     def alive(self) -> bool:
         if self._process is not None:
             self._process.poll()  # reaps it
-        return self.started is not None and process_start(self.pid) == self.started
+        return self.started is not None and is_alive(Writer(self.pid, self.started))
 
     async def healthy(self, session: aiohttp.ClientSession) -> bool:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
@@ -169,26 +171,62 @@ class Engine:
         except psutil.NoSuchProcess:
             return []
 
-    async def stop(self, also: int | None = None, gently: bool = True) -> None:
-        """End the engine and every process below it; `also` is its core, should it be orphaned."""
-        members = self.family()
-        if also is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                members.append(psutil.Process(also))
+    async def stop(self, also: int | None = None, gently: bool = True) -> bool:
+        """End the engine and every process below it; `also` is its core, should it be orphaned.
+
+        False when one of them does not end: the kernel holds it (state D), and its memory with it.
+        """
+        try:
+            members = self.family()
+            if also is not None:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    members.append(psutil.Process(also))
+        except OSError:  # no descriptors left to look with: the process group takes none
+            return await self._kill_group()
         if gently and self.alive:
             os.kill(self.pid, signal.SIGTERM)
-            deadline = time.monotonic() + STOP_S
-            while any(m.is_running() for m in members) and time.monotonic() < deadline:
-                if self._process is not None:
-                    self._process.poll()
-                members = [m for m in members if m.is_running() and m.status() != "zombie"]
-                await asyncio.sleep(0.05)
+            members = await self._left(members, STOP_S)
         for member in members:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if not _cleans_up(member):
                     member.kill()
-        if self._process is not None:
-            await asyncio.to_thread(self._process.wait)
+        waited_for = [m for m in members if not _ends_by_itself(m)]
+        return not await self._left(waited_for, KILL_S)
+
+    async def _left(self, members: list[psutil.Process], most_s: float) -> list[psutil.Process]:
+        """Those that have not ended after so long."""
+        deadline = time.monotonic() + most_s
+        while True:
+            if self._process is not None:
+                self._process.poll()  # reaps it
+            members = [m for m in members if _runs(m)]
+            if not members or time.monotonic() > deadline:
+                return members
+            await asyncio.sleep(0.02)
+
+    async def _kill_group(self) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(self.pid) == self.pid:
+                os.killpg(self.pid, signal.SIGKILL)
+        for _ in range(int(KILL_S / 0.02)):
+            if not self.alive:
+                break
+            await asyncio.sleep(0.02)
+        return not self.alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _ends_by_itself(process: psutil.Process) -> bool:
+    try:
+        return _cleans_up(process)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _cleans_up(process: psutil.Process) -> bool:

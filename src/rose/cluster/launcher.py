@@ -24,6 +24,7 @@ from rose.cluster.config import NodeConfig
 from rose.cluster.engine import Engine
 from rose.cluster.memo import Memo
 from rose.executor.page import Page, PageError, Reading
+from rose.executor.processes import is_alive
 
 STOP_S = 30.0
 """A node gives its engines `engine.STOP_S` and ends after them; who takes longer is killed."""
@@ -157,7 +158,7 @@ class Child:
 
 async def _end_engines(node: NodeConfig, ours: Collection[int]) -> None:
     """What a dead node left; that of somebody else's node is left alone."""
-    memo = Memo(node.page_path.with_suffix(".json"))
+    memo = Memo.of(node)
     try:
         if json.loads(memo.path.read_text())["node"] not in ours:
             return
@@ -188,7 +189,7 @@ def _cores(node: NodeConfig) -> dict[str, int]:
     if node.serving is not None and not node.serving.attach:
         readings["serving"] = page.serving()
     page.close()
-    return {role: r.writer.pid for role, r in readings.items() if r and r.writer.alive}
+    return {role: r.writer.pid for role, r in readings.items() if r and is_alive(r.writer)}
 
 
 def _family(pid: int) -> list[psutil.Process]:

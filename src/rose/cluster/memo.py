@@ -1,8 +1,14 @@
 """What a node remembers on disk, so that one that is started again finds its engines, and does not
-offer a device that its owner has taken back."""
+offer a device that its owner has taken back.
+
+The memo lies beside the page and goes with it. That a device was taken back has a file of its own
+in the log folder, which also outlives a clean stop and a reboot. Nothing waits for either: an order
+stands on the page first, and what could not be written (a full disk) is tried again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -11,40 +17,76 @@ from pathlib import Path
 
 import psutil
 
-from rose.cluster.config import ConfigError
+from rose.cluster.config import ConfigError, NodeConfig
 from rose.cluster.engine import Engine
 
 log = logging.getLogger("rose.node")
 
+SAYS = "This device was taken back. Its node does not lend it until POST /activate.\n"
+
 
 class Memo:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, taken_back: Path) -> None:
         self.path = path
-        self.offered = True
+        self._taken_back = taken_back
+        self.taken_back = False
         """As the node before this one left it."""
+        self.unwritten = False
+        """The latest could not be written yet."""
+
+    @classmethod
+    def of(cls, node: NodeConfig) -> Memo:
+        device = node.device.replace(":", "")
+        return cls(node.page_path.with_suffix(".json"), node.log_dir / f"taken-back-{device}")
 
     def remember(self, engines: Iterable[Engine | None], *, offered: bool) -> None:
+        """As well as the disk allows; `unwritten` says that it has to be tried again."""
         known = {
             e.role: {"url": e.url, "pid": e.pid, "started": e.started, "log": str(e.log)}
             for e in engines
             if e is not None and e.pid
         }
+        content = json.dumps({"node": os.getpid(), "engines": known, "offered": offered})
         fresh = self.path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps({"node": os.getpid(), "engines": known, "offered": offered}))
-        fresh.chmod(0o600)
-        fresh.replace(self.path)
+        was_unwritten, self.unwritten = self.unwritten, False
+        try:
+            fresh.write_text(content)
+            fresh.chmod(0o600)
+            fresh.replace(self.path)
+        except OSError as error:
+            self._failed(was_unwritten, self.path, error)
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+        self._mark(was_unwritten, offered=offered)
+
+    def _mark(self, was_unwritten: bool, *, offered: bool) -> None:
+        try:
+            if offered:
+                self._taken_back.unlink(missing_ok=True)
+            elif not self._taken_back.exists():
+                self._taken_back.parent.mkdir(parents=True, exist_ok=True)
+                self._taken_back.write_text(SAYS)
+        except OSError as error:
+            self._failed(was_unwritten, self._taken_back, error)
+
+    def _failed(self, before: bool, path: Path, error: OSError) -> None:
+        if not before:
+            log.error("cannot write %s: %s; going on, and trying again", path, error.strerror)
+        self.unwritten = True
 
     def recall(self, device: str) -> dict[str, Engine]:
         """Engines that an earlier node of this device left running."""
+        self.taken_back = self._taken_back.exists()
         try:
             memo = json.loads(self.path.read_text())
-        except (OSError, ValueError):
+            node, engines = int(memo["node"]), dict(memo["engines"])
+            self.taken_back |= not memo.get("offered", True)
+        except (OSError, ValueError, TypeError, LookupError):
             return {}
-        if memo["node"] != os.getpid() and _is_node(memo["node"]):
-            raise ConfigError(f"device {device} already has a node, pid {memo['node']}")
-        self.offered = bool(memo.get("offered", True))
+        if node != os.getpid() and _is_node(node):
+            raise ConfigError(f"device {device} already has a node, pid {node}")
         found = {}
-        for role, known in memo["engines"].items():
+        for role, known in engines.items():
             engine = Engine(role, known["url"], known["pid"], Path(known["log"]))
             if engine.started == known["started"] and engine.alive:
                 log.info("found engine again", extra={"facts": {"role": role, "pid": engine.pid}})
@@ -52,6 +94,7 @@ class Memo:
         return found
 
     def forget(self) -> None:
+        """The engines are gone; that the device was taken back is not forgotten."""
         self.path.unlink(missing_ok=True)
 
 

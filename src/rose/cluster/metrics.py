@@ -15,7 +15,7 @@ from rose.executor.facts import LeaseState, RolloutFacts, ServingFacts
 if TYPE_CHECKING:
     from rose.cluster.node import Node
 
-_REFUSALS = ("busy", "decode", "prefill", "arrival", "page", "state")
+_REFUSALS = ("busy", "decode", "prefill", "arrival", "memory", "page", "state")
 
 
 class NodeCollector(Collector):
@@ -33,11 +33,15 @@ class NodeCollector(Collector):
         for role, count in node.restarts.items():
             restarts.add_metric([role], count)
         yield restarts
+        yield _count("rose_rollout_killed", "Rollout engines killed to free memory.", node.kills)
+        yield _gauge("rose_offered", "0 while taken back by its owner.", float(node.offered))
         yield _gauge("rose_kv_total_bytes", "KV memory of the device.", node.page.kv_total)
         if (serving := node.page.serving()) is not None:
-            yield from _of_serving(serving.facts, serving.writer.alive)
+            seen = node.page.lending(time.monotonic()) is not None
+            yield _gauge("rose_serving_seen", "1 while serving's facts are good.", float(seen))
+            yield from _of_serving(serving.facts, node.page.processes.alive(serving.writer))
         if (rollout := node.page.rollout()) is not None:
-            yield from _of_rollout(rollout.facts, rollout.writer.alive)
+            yield from _of_rollout(rollout.facts, node.page.processes.alive(rollout.writer))
 
 
 def _of_serving(facts: ServingFacts, alive: bool) -> Iterator[Metric]:
@@ -53,6 +57,11 @@ def _of_serving(facts: ServingFacts, alive: bool) -> Iterator[Metric]:
     slack.add_metric(["arrival"], facts.ttft_s - facts.clear_with_new_s)
     yield slack
     yield from _kv("serving", facts.kv_used, facts.kv_quota)
+    yield _gauge("rose_kv_warm_bytes", "Cached prefixes that users come back to.", facts.kv_warm)
+    yield _count("rose_prefix_tokens", "Serving's prompt tokens.", facts.prefix_tokens)
+    yield _count("rose_prefix_hits", "Of these, found in the prefix cache.", facts.prefix_hits)
+    yield _count("rose_prefix_lost", "Tokens not found because of lending.", facts.prefix_lost)
+    yield _gauge("rose_prefix_loss", "Share of recent hits lost to lending.", facts.prefix_loss)
     yield from _latency("serving", facts.latency_error, facts.latency_coverage, facts.overhead_us)
 
 

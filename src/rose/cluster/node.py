@@ -1,9 +1,10 @@
 """The node agent: owns the engines of one device, and is what an SRE or a scheduler talks to.
 
 It starts (or attaches to) the serving engine, pre-deploys the rollout engine dormant, and carries
-out activate / drain / revoke by writing orders on the page. It is not in any hot path: serving and
-rollout settle compute and memory between themselves. When it dies, serving goes on, the rollout
-engine lets go of the device after `rollout.NODE_GRACE_S`, and a restarted node finds both again.
+out activate / drain / revoke by writing orders on the page (`custody` decides which). It repeats
+them: orders that grow old end. It is not in any hot path: serving and rollout settle compute and
+memory between themselves. When it dies, serving goes on, the rollout engine lets go of the device
+after `borrower.NODE_GRACE_S`, and a restarted node finds both again.
 """
 
 from __future__ import annotations
@@ -15,26 +16,30 @@ import time
 from typing import Any
 
 import aiohttp
-import msgspec
 
 from rose.cluster import profiles
 from rose.cluster.config import ConfigError, NodeConfig, check_fits, check_slo
+from rose.cluster.custody import Custody, Sharing, carried_out, has_memory_back
 from rose.cluster.engine import Engine, attached, free_port
 from rose.cluster.memo import Memo
-from rose.cluster.suspicion import Suspicion, lift_rollout
 from rose.executor import priority
 from rose.executor.admission import RULES
-from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts
+from rose.executor.facts import LeaseState, RolloutFacts
 from rose.executor.memory import POLICIES
 from rose.executor.page import Page, PageError, Reading
 from rose.executor.priority import Preemption
 from rose.executor.slo import Slo
+from rose.executor.suspicion import Suspicion, starved
 
 log = logging.getLogger("rose.node")
 
 SUPERVISE_S = 0.2
 ORDER_S = 10.0
-"""A rollout engine that has not carried out an order after this long is killed."""
+"""A rollout engine that is not active after this long will not be."""
+REVOKE_S = 2.5
+"""One that holds the device this long after a revocation is killed: who takes it back waits."""
+HAND_OVER_S = 0.5
+"""After that serving has its memory: it hears of it within milliseconds, if it is there."""
 RESTART_S = 2.0
 """Pause before a dead engine is started again, doubled each time up to a minute."""
 
@@ -53,13 +58,15 @@ class Node:
         self.rollout: Engine | None = None
         self.ready = False
         self.url = ""
-        self._offered = True
+        self.custody = Custody()
         self.restarts = {"serving": 0, "rollout": 0}
         self.last_activate_s = 0.0
         self.last_revoke_s = 0.0
+        self.kills = 0
         self._suspicion = Suspicion()
-        self._orders = NodeOrders()
-        self._memo = Memo(config.page_path.with_suffix(".json"))
+        self._memo = Memo.of(config)
+        self._blind = False
+        """Serving is not seen, and that was said."""
         self._pause = {"serving": RESTART_S, "rollout": RESTART_S}
         self._reviving: set[str] = set()
         self._lock = asyncio.Lock()
@@ -70,15 +77,21 @@ class Node:
     def offered(self) -> bool:
         """A scheduler may borrow the device: not after it was taken back, until lent again. A node
         that is started again remembers."""
-        return self._offered
+        return self.custody.offered
 
     @offered.setter
     def offered(self, value: bool) -> None:
-        self._offered = value
+        self.custody.offered = value
+        self._publish()
         self._remember()
 
     def _remember(self) -> None:
-        self._memo.remember([self.serving, self.rollout], offered=self._offered)
+        self._memo.remember([self.serving, self.rollout], offered=self.offered)
+
+    def _publish(self) -> None:
+        """The orders as they stand. Repeated for as long as this node lives: the page may have been
+        damaged, and orders that nobody repeats end."""
+        self.page.publish("node", self.custody.orders(self._sharing(), time.monotonic()))
 
     # ---- start and stop
 
@@ -86,7 +99,6 @@ class Node:
         config = self.config
         check_fits(config)
         found = self._memo.recall(config.device)
-        self._offered = self._memo.offered
         serving_port = rollout_port = 0
         if config.serving is not None and not config.serving.attach and "serving" not in found:
             serving_port = free_port(config.serving.port, "serving.port")
@@ -105,9 +117,18 @@ class Node:
             self.page = Page.create(
                 config.page_path, kv_total=config.kv_total, device=config.device
             )
-        except PageError as error:
+            if not self.page.own("node"):
+                raise ConfigError(f"device {config.device} already has a node")
+        except (PageError, OSError) as error:
             raise ConfigError(str(error)) from error
-        self._orders = self._orders_left(found)
+        left, rollout = self.page.node(), self.page.rollout()
+        self.custody.recall(
+            left.facts if left is not None else None,
+            taken_back=self._memo.taken_back,
+            held=rollout.facts if "rollout" in found and rollout is not None else None,
+        )
+        self._publish()
+        self._tasks.append(asyncio.create_task(self._repeat_orders()))
         self.session = await self._stack.enter_async_context(aiohttp.ClientSession())
         try:
             self.serving = self._serving(found, serving_port)
@@ -119,7 +140,7 @@ class Node:
             await asyncio.gather(*waits)
             self._keep_off_device()
             self._check_attached()
-            if "rollout" not in found:
+            if self.custody.cold:
                 await self._warm_up()
         except TimeoutError as error:
             await self.stop()
@@ -130,17 +151,6 @@ class Node:
         self.ready = True
         self._tasks.append(asyncio.create_task(self._supervise()))
         log.info("node ready", extra={"facts": self.status()})
-
-    def _orders_left(self, found: dict[str, Engine]) -> NodeOrders:
-        """Go on where an earlier node ended; a lease that its engine still holds is kept, unless
-        the device was taken back."""
-        reading, rollout = self.page.node(), self.page.rollout()
-        left = reading.facts if reading is not None else NodeOrders()
-        held = "rollout" in found and rollout is not None and self._offered
-        state = rollout.facts.state if held and rollout is not None else LeaseState.DORMANT
-        orders = msgspec.structs.replace(left, epoch=left.epoch + 1, state=state)
-        self.page.publish("node", orders)
-        return orders
 
     def _serving(self, found: dict[str, Engine], port: int) -> Engine | None:
         if self.config.serving is None:
@@ -153,11 +163,11 @@ class Node:
         return Engine.start(self.config, role, port, self._options(role))
 
     def _check_attached(self) -> None:
-        """An attached serving engine must be on this page, else nothing protects it."""
+        """An attached serving engine must be on this page from the start: a mistake is told now.
+        Whether it still is, is looked at before every step of rollouts."""
         if self.config.serving is None or not self.config.serving.attach:
             return
-        reading = self.page.serving()
-        if reading is None or not reading.writer.alive:
+        if self.page.lending(time.monotonic()) is None:
             raise ConfigError(
                 f"serving.attach: the engine at {self.config.serving.attach} does not write to "
                 f"page {self.config.page_path}; start it with rose's options (docs/sre.md)"
@@ -172,10 +182,14 @@ class Node:
 
     async def _warm_up(self) -> None:
         """The first steps of a fresh engine are slow, and what asks for log-probs is compiled when
-        it is first met, for one turn and for several: take them now, then sleep."""
-        await self.activate()
-        await self._first_steps()
-        await self.revoke()
+        it is first met, for one turn and for several: take them now, then sleep. On a device that
+        was taken back they have to wait until it is lent again."""
+        if not self.offered:
+            return
+        try:
+            await self.activate()
+        finally:
+            await self.revoke()
 
     async def _first_steps(self) -> None:
         assert self.rollout is not None
@@ -189,14 +203,20 @@ class Node:
                     raise ConfigError(f"the rollout engine fails to generate: {said}")
 
     async def stop(self) -> None:
-        """End everything this node started; an attached serving engine is left alone."""
+        """End everything this node started; an attached serving engine is left alone.
+
+        That the device was taken back stays known; if no disk takes it, the page stays for it.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self.offered:
+            self._remember()
         mine = [e for e in (self.rollout, self.serving) if e is not None and e.pid]
         cores = {e.role: self.core(e.role) for e in mine}
         await asyncio.gather(*(e.stop(also=cores[e.role]) for e in mine))
-        if self.config.serving is None or not self.config.serving.attach:
+        kept = not self.offered and self._memo.unwritten
+        if not kept and (self.config.serving is None or not self.config.serving.attach):
             self.config.page_path.unlink(missing_ok=True)
         self._memo.forget()
         await self._stack.aclose()
@@ -206,56 +226,108 @@ class Node:
         reading: Reading[Any] | None = (
             self.page.serving() if role == "serving" else self.page.rollout()
         )
-        return reading.writer.pid if reading is not None and reading.writer.alive else None
+        if reading is None or not self.page.processes.alive(reading.writer):
+            return None
+        return reading.writer.pid
 
     # ---- orders
 
+    async def lend(self) -> float:
+        """The owner's word: the device may be borrowed, and is active now."""
+        self.offered = True
+        return await self.activate()
+
+    async def take_back(self) -> float:
+        """The owner's word: nothing runs here and nothing is held, until the device is lent again.
+
+        The order is on the page before anything else; what remembers it comes after.
+        """
+        self.custody.take_back()
+        took = await self.revoke()
+        self._remember()
+        return took
+
     async def activate(self) -> float:
-        self.last_activate_s = await self._order(LeaseState.ACTIVE, LeaseState.ACTIVE)
+        self.last_activate_s = await self._order(LeaseState.ACTIVE)
+        if self.custody.cold:
+            try:
+                await self._first_steps()
+            except BaseException:
+                await self.revoke()  # an engine that cannot take a step is lent nothing
+                raise
+            self.custody.cold = False
         return self.last_activate_s
 
     async def revoke(self) -> float:
-        self.last_revoke_s = await self._order(LeaseState.DORMANT, LeaseState.DORMANT)
+        self.last_revoke_s = await self._order(LeaseState.DORMANT)
         return self.last_revoke_s
 
     async def drain(self) -> float:
-        return await self._order(LeaseState.DRAINING, None)
+        return await self._order(LeaseState.DRAINING)
 
-    async def _order(self, state: LeaseState, until: LeaseState | None) -> float:
-        """Write an order, help it along, and wait until the engine says it is carried out."""
+    async def _order(self, state: LeaseState) -> float:
+        """Write an order, help it along, and wait until it is carried out."""
         began = time.monotonic()
         async with self._lock:
-            self._orders = self._next_orders(state)
-            self.page.publish("node", self._orders)
+            self.custody.order(state)
+            epoch = self.custody.epoch
+            self._publish()
             self.page.ring("watch")
             self.page.ring("gate")
-            epoch = self._orders.epoch
-        if state == LeaseState.DORMANT:
-            lift_rollout(self.page)
-        while time.monotonic() - began < ORDER_S:
+        revoked = state == LeaseState.DORMANT
+        if revoked:
+            self._lift_rollout()
+        limit_s = REVOKE_S if revoked else ORDER_S
+        while not self._carried_out(state, epoch):
+            if time.monotonic() - began > limit_s:
+                if not revoked:
+                    raise TimeoutError(
+                        f"the rollout engine is not {state.name.lower()} after {limit_s:.0f} s"
+                    )
+                await self._kill_rollout("it did not carry out a revocation")
+                break
+            if self.custody.state != state and not revoked:
+                raise TimeoutError(f"another order came before the engine was {state.name.lower()}")
             seen = self.page.bell("node")
-            reading = self.page.rollout()
-            if reading is not None and reading.writer.alive and reading.facts.epoch >= epoch:
-                facts = reading.facts
-                settled = state != LeaseState.DORMANT or facts.running + facts.waiting == 0
-                if settled and until in (None, LeaseState(facts.state)):
-                    return time.monotonic() - began
-            elif state == LeaseState.DORMANT and (self.rollout is None or not self.rollout.alive):
-                return time.monotonic() - began  # a dead engine holds nothing
-            await asyncio.to_thread(self.page.wait, "node", seen, 0.05)
-        if state == LeaseState.DORMANT:
-            await self._kill_rollout("it did not carry out a revocation")
-            return time.monotonic() - began
-        raise TimeoutError(f"the rollout engine is not {state.name.lower()} after {ORDER_S:.0f} s")
+            if not self._carried_out(state, epoch):
+                await asyncio.to_thread(self.page.wait, "node", seen, 0.02)
+        if revoked:
+            await self._hand_over()
+        return time.monotonic() - began
 
-    def _next_orders(self, state: LeaseState) -> NodeOrders:
+    def _carried_out(self, state: LeaseState, epoch: int) -> bool:
+        reading = self.page.rollout()
+        if reading is not None and self.page.processes.alive(reading.writer):
+            return carried_out(state, epoch, reading.facts)
+        # One that is dead holds nothing; one that cannot be read may.
+        gone = self.rollout is None or not self.rollout.alive
+        return state == LeaseState.DORMANT and gone and not self.page.rollout_writer_alive()
+
+    async def _hand_over(self) -> None:
+        """Serving hears of its memory a moment after it is back."""
+        deadline = time.monotonic() + HAND_OVER_S
+        while time.monotonic() < deadline:
+            reading = self.page.lending(time.monotonic())
+            if reading is None or has_memory_back(reading.facts, self.page.kv_total):
+                return
+            await asyncio.sleep(0.002)
+
+    def _lift_rollout(self) -> None:
+        """Let a rollout engine in the idle class run at normal priority: somebody waits for it."""
+        reading = self.page.rollout()
+        if reading is not None and reading.facts.preemptible:
+            priority.lift(reading.writer.pid)
+
+    def _sharing(self) -> Sharing:
         preempt = self.preemption.delay_s if self.preemption and self.preemptible else 0.0
-        rule = list(RULES).index(self.rule)
-        slo = (self.slo.ttft_s * 1e3, self.slo.tpot_s * 1e3) if self.slo else (0.0, 0.0)
-        policy = POLICIES.index(self.memory_policy)
-        epoch = self._orders.epoch + 1
-        budget = self.error_budget
-        return NodeOrders(epoch, state, rule, int(preempt * 1e6), policy, *slo, budget)
+        return Sharing(
+            rule=list(RULES).index(self.rule),
+            preempt_us=int(preempt * 1e6),
+            memory_policy=POLICIES.index(self.memory_policy),
+            ttft_ms=self.slo.ttft_s * 1e3 if self.slo else 0.0,
+            tpot_ms=self.slo.tpot_s * 1e3 if self.slo else 0.0,
+            error_budget=self.error_budget,
+        )
 
     def promise(self, slo: Slo) -> None:
         """Change serving's SLO without restarting it."""
@@ -268,11 +340,18 @@ class Node:
             self._profiles["serving"].profile,
         )
         self.slo = slo
-        self._orders = self._next_orders(LeaseState(self._orders.state))
-        self.page.publish("node", self._orders)
+        self._publish()
         self.page.ring("serving")
 
     # ---- supervision
+
+    async def _repeat_orders(self) -> None:
+        while True:
+            try:
+                self._publish()
+            except OSError:
+                log.exception("cannot write the page; trying again")
+            await asyncio.sleep(SUPERVISE_S)
 
     async def _supervise(self) -> None:
         while True:
@@ -283,22 +362,42 @@ class Node:
                 log.exception("supervision failed; going on")
 
     async def _look_after(self) -> None:
+        now = time.monotonic()
         if self.page.mend():
             log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
-            self.page.publish("node", self._orders)
-        if self.rollout and (why := self._suspicion.stuck(self.page, time.monotonic())):
+        self._look_for_serving(now)
+        if starved(self.page):
+            self._lift_rollout()
+        dedicated = self.config.serving is None
+        if self.rollout and (why := self._suspicion.stuck(self.page, now, dedicated=dedicated)):
             await self._kill_rollout(why)
+        if self._memo.unwritten:
+            self._remember()
         for role in ("serving", "rollout"):
             engine: Engine | None = getattr(self, role)
             if engine is None or not engine.pid or engine.alive or role in self._reviving:
                 continue
             log.error("engine died", extra={"facts": {"role": role, "log": str(engine.log)}})
-            await engine.stop(also=self.core(role), gently=False)
+            if not await engine.stop(also=self.core(role), gently=False):
+                continue  # part of it lives on, and would be beside the next one
             if role == "rollout" and not self.config.restart_rollout:
                 self.rollout = None
                 continue
             self._reviving.add(role)
             self._tasks.append(asyncio.create_task(self._revive(role, engine)))
+
+    def _look_for_serving(self, now: float) -> None:
+        """Say when a serving engine is not seen, and when it is again."""
+        if self.config.serving is None or not self.ready:
+            return
+        blind = self.page.lending(now) is None
+        if blind != self._blind:
+            facts = {"facts": {"page": str(self.page.path), "two": self.page.rival(now)}}
+            if blind:
+                log.error("serving is not seen on the page: nothing is lent", extra=facts)
+            else:
+                log.info("serving is seen on the page again", extra=facts)
+        self._blind = blind
 
     async def _revive(self, role: str, dead: Engine) -> None:
         """Start a dead engine again, beside the watch over the other one."""
@@ -307,6 +406,8 @@ class Node:
             await asyncio.sleep(self._pause[role])
             self._pause[role] = min(60.0, 2 * self._pause[role])
             await self._restart(role, dead)
+        except Exception:
+            log.exception("restart failed; trying again", extra={"facts": {"role": role}})
         finally:
             self._reviving.discard(role)
             self.ready = not self._reviving
@@ -314,8 +415,8 @@ class Node:
     async def _restart(self, role: str, dead: Engine) -> None:
         port = int(dead.url.rpartition(":")[2])
         if role == "rollout":
-            self._orders = self._next_orders(LeaseState.DORMANT)
-            self.page.publish("node", self._orders)
+            self.custody.engine_started()
+            self._publish()
         fresh = self._start(role, port)
         setattr(self, role, fresh)
         self.restarts[role] += 1
@@ -329,11 +430,21 @@ class Node:
             log.error("restart failed", extra={"facts": {"role": role, "why": str(error)}})
 
     async def _kill_rollout(self, why: str) -> None:
-        if self.rollout is None:
-            return
+        """Its core first, which holds the memory; then all that belongs to it."""
         log.error("killing the rollout engine", extra={"facts": {"why": why}})
         self._suspicion = Suspicion()
-        await self.rollout.stop(also=self.core("rollout"), gently=False)
+        self.kills += 1
+        reading = self.page.rollout()
+        if reading is not None:
+            self.page.processes.kill(reading.writer)
+        if self.rollout is None:
+            return
+        core = reading.writer.pid if reading is not None else None
+        if not await self.rollout.stop(also=core, gently=False):
+            raise TimeoutError(
+                f"the rollout engine (pid {core or self.rollout.pid}) cannot be killed: the kernel "
+                "holds it, and its memory with it"
+            )
 
     # ---- facts for people and other processes
 
@@ -358,6 +469,7 @@ class Node:
             "kv_total": config.kv_total,
             "profile": str(self._profiles[role].path),
             "headroom": config.headroom,
+            "prefix_loss": config.prefix_loss,
             "device_cores": device.cores,
             "host_cores": device.host_cores if device.cores else (),
         }
@@ -377,12 +489,13 @@ class Node:
             "device": self.config.device,
             "ready": self.ready,
             "state": state.name.lower(),
-            "ordered": LeaseState(self._orders.state).name.lower(),
+            "ordered": self.custody.state.name.lower(),
             "preemption": str(self.preemption) if self.preemption else "none: gate alone",
             "serving": _shown(self.serving),
             "rollout": _shown(self.rollout),
             "restarts": self.restarts,
             "offered": self.offered,
+            "serving_seen": self.page.lending(time.monotonic()) is not None,
         }
 
 

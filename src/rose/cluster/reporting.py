@@ -10,6 +10,7 @@ import aiohttp
 
 from rose.cluster.node import Node
 from rose.net import bearer
+from rose.scheduler.lease import Order
 
 log = logging.getLogger("rose.node")
 
@@ -20,24 +21,33 @@ SMOOTHING = 0.1
 
 
 async def report(node: Node, scheduler: str, secret: str) -> None:
-    """Until cancelled. A scheduler that is away is asked again; the device stays lent for the rest
-    of its term."""
+    """Until cancelled. A scheduler that is away, or says what nobody understands, is asked again;
+    the device stays lent for the rest of its term."""
     failing, load, answered = False, 0.0, time.monotonic()
     while True:
-        load += SMOOTHING * (_busy(node) - load)
         began, ordered = time.monotonic(), False
         try:
+            load += SMOOTHING * (_busy(node) - load)
             ordered = await _once(node, scheduler, secret, load)
             failing, answered = False, time.monotonic()
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except Exception as error:
             if not failing:
-                log.warning("scheduler %s: %s", scheduler, error or type(error).__name__)
+                known = isinstance(error, (aiohttp.ClientError, OSError, ValueError))
+                said = str(error) or type(error).__name__
+                log.warning("scheduler %s: %s", scheduler, said, exc_info=not known)
             failing = True
-            if time.monotonic() - answered > node.config.lease_s and _is_active(node):
-                log.warning("the lease is over: no answer for %.0f s", node.config.lease_s)
-                await node.drain()
+            await _end_term(node, time.monotonic() - answered)
         if not ordered:  # else the scheduler waits to hear that it is done
             await asyncio.sleep(max(0.0, began + REPORT_S - time.monotonic()))
+
+
+async def _end_term(node: Node, silent_s: float) -> None:
+    if silent_s > node.config.lease_s and _is_active(node):
+        log.warning("the lease is over: no answer for %.0f s", node.config.lease_s)
+        try:
+            await node.drain()
+        except Exception:
+            log.exception("the lease is over, and draining failed; trying again")
 
 
 def _is_active(node: Node) -> bool:
@@ -50,11 +60,11 @@ def _busy(node: Node) -> bool:
 
 
 def _memory(node: Node) -> float:
-    """Share of its KV cache that the rollout engine may use; unknown is all."""
+    """Share of its KV cache that the rollout engine could have now; unknown is all."""
     reading = node.page.rollout()
-    if reading is None or not reading.facts.kv_max or not reading.facts.kv_resident:
+    if reading is None or not reading.facts.kv_max or not reading.facts.kv_may:
         return 1.0
-    return reading.facts.kv_resident / reading.facts.kv_max
+    return reading.facts.kv_may / reading.facts.kv_max
 
 
 async def _once(node: Node, scheduler: str, secret: str, load: float) -> bool:
@@ -78,9 +88,18 @@ async def _once(node: Node, scheduler: str, secret: str, load: float) -> bool:
     async with node.session.post(url, json=word, headers=bearer(secret), timeout=timeout) as answer:
         if answer.status != 200:
             raise ValueError(f"{answer.status} {(await answer.text())[:200]}")
-        order = (await answer.json())["order"]
-    if order == "activate" and node.offered:
+        order = _understood(await answer.json())
+    if order == Order.ACTIVATE and node.offered:
         await node.activate()
-    elif order == "drain" and node.offered:  # a device that was taken back has a stricter order
+    elif order == Order.DRAIN and node.offered:  # taken back is a stricter order
         await node.drain()
     return order is not None
+
+
+def _understood(answer: object) -> Order | None:
+    """The order in a scheduler's answer; ValueError for anything else than an order or none."""
+    try:
+        order = answer["order"]  # type: ignore[index]
+        return None if order is None else Order(order)
+    except (TypeError, LookupError, ValueError):
+        raise ValueError(f"an answer that is no order: {str(answer)[:200]}") from None

@@ -7,12 +7,23 @@ what is left of serving's step in flight. The rule `rose` lets it take as long a
     (1) decode    now + f + r + next serving step          <= tightest next-token deadline
     (2) prefill   now + f + r + until all waiting started  <= tightest first-token deadline
     (3) arrival         u + r + the same with one more     <= TTFT promise
-    (4) start             r + next serving step            <= TPOT promise, if any is waiting
+    (4) start             r + next serving step            <= TPOT promise
 
 where the serving bounds already contain a worst-case new request that arrives in the middle of the
 rollout step. So slack is lent only when the next serving request provably fits. The deadlines carry
 credit (see `slo`): a request that ran ahead of its pace lends the lead. (4) is for a request whose
-first token comes just before the rollout step: it has no deadline yet and no lead.
+first token comes just before the rollout step: it has no deadline yet and no lead. That may be one
+of those waiting, beside a worst-case new one; or the new one itself, which decodes then.
+
+A step begins only if serving has taken no request that the facts do not know (`gate` compares the
+page's arrivals word before each). So windows on an idle serving engine may be good for many steps:
+whoever comes meets at most the one that runs.
+
+Memory is part of the promise. A request that finds no free blocks waits until the rollout step in
+flight has ended, preempted or not, and then for `give_back_s`, while its turns end and their memory
+comes back. So while serving lacks memory that it may soon need (`kv_lacks`: for a worst-case new
+request, or for a burst like recent ones), the whole step counts as `r`, and (3) keeps that time
+too. While a request waits for memory, nothing is granted.
 
 `u` is the longest that a new request may wait unseen: a serving engine takes new ones only between
 its steps, so one may have come just after the step in flight began, or may just miss the next one.
@@ -40,7 +51,8 @@ Requests already here stay safe from the step as such: (1), (2) and (4) without 
 always. The risk is all about new ones, of each size of prompt (`NEW`), at the recent rate, with
 steps as long as they likely are (`latency.LIKELY`), because it is a sum over many:
 
-    late itself    rate * share of size * clip(u + r + clear - TTFT, 0, u + r)
+    late itself    rate * share of size * clip(u + r + clear - TTFT, 0, u + r), and all of u + r
+                   where (4) would be broken for it
     makes others   rate * share of sizes that break (1), (2) or (4) * (u + r + next step) * all here
     in pairs       chance of another new one in u + r, times what it adds to "late itself" if
                    `clear` is longer by its prompt
@@ -65,13 +77,10 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
-from rose.executor.facts import NEVER, ServingFacts
+from rose.executor.facts import FACTS_S, NEVER, ServingFacts
 
 CHUNK = 512
 """Rollout prefill tokens per step at most, as in the paper: bounds the longest rollout step."""
-STALE_S = 1.0
-"""Serving repeats its facts four times a second, also when idle. Older ones mean that it can no
-longer write the page, and say nothing of what it does now."""
 SPEND = 0.1
 """Share of the allowance that a rollout step may spend if it is longer by the TTFT promise. All of
 it at once buys whatever comes first; much less leaves budget unspent."""
@@ -101,6 +110,8 @@ class Refusal(StrEnum):
     """A waiting serving request would miss its first-token deadline."""
     ARRIVAL = "arrival"
     """A worst-case new serving request would miss its first-token deadline."""
+    MEMORY = "memory"
+    """A serving request waits for memory, or would miss its deadline if it had to."""
     PAGE = "page"
     """Serving's half of the page cannot be read or believed, or is too old."""
     STATE = "state"
@@ -134,6 +145,8 @@ class Question(NamedTuple):
     """How long a step with all turns takes: beside serving, a shorter one is not worth it."""
     busy_s: float = math.inf
     """How long serving has not been idle."""
+    give_back_s: float = 0.0
+    """From the end of a rollout step until memory that serving wants is serving's."""
 
     @property
     def fresh_until(self) -> float:
@@ -141,7 +154,7 @@ class Question(NamedTuple):
         written = self.facts.written
         if written > self.now:
             return -math.inf
-        return written + STALE_S if written else math.inf
+        return written + FACTS_S if written else math.inf
 
     @property
     def flight_ends(self) -> float:
@@ -213,16 +226,25 @@ def _rose(q: Question) -> Window:
         return shut(Refusal.PAGE)
     if facts.busy and (q.terms.preempt_s is not None or q.now > q.flight_ends):
         return shut(Refusal.BUSY)
+    if facts.waiting and facts.kv_need > facts.kv_quota:
+        return shut(Refusal.MEMORY)
     room = _room(q)
+    arrival = facts.ttft_s - room.unseen - facts.clear_with_new_s
+    memory = arrival - q.give_back_s if facts.kv_lacks else math.inf
     slack = {
-        Refusal.ARRIVAL: facts.ttft_s - room.unseen - facts.clear_with_new_s,
-        Refusal.DECODE: room.token - facts.next_step_with_new_s,
+        Refusal.ARRIVAL: arrival,
+        Refusal.DECODE: min(
+            room.token - facts.next_step_with_new_s, facts.tpot_s - facts.next_step_after_new_s
+        ),
         Refusal.PREFILL: room.first - facts.clear_with_new_s,
     }
     binding = min(slack, key=lambda reason: slack[reason])
     if q.terms.preempt_s is not None:
-        enough = slack[binding] >= q.terms.preempt_s
-        return Window(math.inf if enough else 0.0, q.fresh_until, binding=binding)
+        if slack[binding] < q.terms.preempt_s:
+            return Window(0.0, q.fresh_until, binding=binding)
+        return Window(max(0.0, memory), q.fresh_until, binding=Refusal.MEMORY)
+    if memory < slack[binding]:
+        slack[Refusal.MEMORY], binding = memory, Refusal.MEMORY
     safe = longer = max(0.0, slack[binding])
     until = q.fresh_until
     if q.now <= q.flight_ends:
@@ -239,6 +261,8 @@ def _longest(q: Question, room: _Room, safe: float) -> float:
     """The longest step whose risk the allowance covers: risk grows faster than what it buys."""
     facts = q.facts
     low, high = safe, min(room.beside(facts.next_step_s, facts.clear_s), facts.ttft_s)
+    if facts.kv_lacks:
+        high = min(high, facts.ttft_s - room.unseen - facts.clear_s - q.give_back_s)
     price = max(0.0, q.allowance) * SPEND / facts.ttft_s
 
     def covered(step_s: float) -> bool:
@@ -261,9 +285,10 @@ def _risk(
     span = room.unseen + step_s
     new = [(share, getattr(facts, step), getattr(facts, clear)) for share, step, clear in NEW]
     late = broken = 0.0
+    stalls = step_s + facts.next_step_after_new_s > facts.tpot_s >= facts.next_step_after_new_s
     for share, next_step_s, clear_s in new:
         if clear_s <= facts.ttft_s:
-            late += share * _clip(span + clear_s - facts.ttft_s, span)
+            late += share * (span if stalls else _clip(span + clear_s - facts.ttft_s, span))
         if step_s > room.beside(next_step_s, clear_s) >= 0.0:
             broken += share
     others = broken * (facts.running + facts.waiting) * (span + facts.next_step_s)

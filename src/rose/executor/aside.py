@@ -21,6 +21,8 @@ from rose.executor.page import Page
 
 logger = logging.getLogger("vllm.rose")
 
+FAILED_S = 0.25
+"""Pause after a failure: our own fault must not become a busy loop."""
 GUARD_LOOK_S = 100e-6
 """The engine is inside for a few hundred microseconds per step."""
 
@@ -68,19 +70,22 @@ class Aside:
     """A thread that runs what is posted, in order, and `then` once it has caught up.
 
     `then` also runs when a watched bell rings, and after as many quiet seconds as it returned last.
-    If our own code fails here, lending ends: a serving engine goes on within the KV quota it has,
-    its facts grow old and nothing is granted any more; a rollout engine (`fatal`) ends, and the
-    node starts it again.
+    If our own code fails here, a rollout engine (`fatal`) ends, and the node starts it again. A
+    serving engine must not end: what failed is said and left, and the thread goes on; while `then`
+    fails, no facts are published, so they grow old and nothing is granted any more. The threads
+    that watch bells see to it that there is such a thread.
     """
 
     def __init__(self, name: str, page: Page, then: Callable[[], float], *, fatal: bool) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]]
         self._jobs = queue.SimpleQueue()
+        self._name = name
         self._page = page
         self._then = then
         self._fatal = fatal
+        self.failures = 0
         self.post = self._jobs.put
-        threading.Thread(target=self._run, name=f"rose-{name}", daemon=True).start()
+        self._start()
 
     def nudge(self) -> None:
         """Run `then` soon."""
@@ -91,28 +96,52 @@ class Aside:
 
         def loop() -> None:
             while True:
-                seen = self._page.bell(bell)
-                self.nudge()
-                while not self._page.wait(bell, seen, 1.0):
-                    pass
+                try:
+                    seen = self._page.bell(bell)
+                    self.nudge()
+                    while not self._page.wait(bell, seen, 1.0):
+                        self._revive()
+                except Exception:
+                    self._failed("rose: the bell %s cannot be heard", bell)
+                    time.sleep(FAILED_S)
 
         threading.Thread(target=loop, name=f"rose-{bell}", daemon=True).start()
 
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"rose-{self._name}", daemon=True)
+        self._thread.start()
+
+    def _revive(self) -> None:
+        if not self._thread.is_alive():
+            logger.critical("rose: thread %s has died; starting it again", self._name)
+            self._start()
+
     def _run(self) -> None:
         every_s = 0.0
-        try:
-            while True:
-                with contextlib.suppress(queue.Empty):
-                    job, args = self._jobs.get(timeout=every_s)
-                    job(*args)
-                    while not self._jobs.empty():
-                        job, args = self._jobs.get()
-                        job(*args)
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._do(*self._jobs.get(timeout=every_s))
+                while not self._jobs.empty():
+                    self._do(*self._jobs.get())
+            try:
                 every_s = self._then()
+            except Exception:
+                every_s = FAILED_S
+                self._failed("rose: nothing is lent any more")
+
+    def _do(self, job: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            job(*args)
         except Exception:
-            logger.critical("rose: nothing is lent any more", exc_info=True)
-            if self._fatal:
-                os.kill(os.getpid(), signal.SIGTERM)
+            self._failed("rose: what an engine step means for lending was lost")
+
+    def _failed(self, what: str, *args: object) -> None:
+        """Say it when it is news, and again after every doubling."""
+        self.failures += 1
+        if self.failures & (self.failures - 1) == 0:
+            logger.critical(f"{what} (failure {self.failures})", *args, exc_info=True)
+        if self._fatal:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _nothing() -> None: ...

@@ -16,8 +16,12 @@ import msgspec
 NEVER = math.inf
 """Deadline of a request that does not exist."""
 
+FACTS_S = 0.5
+"""The facts period: serving repeats its facts several times in it, also when idle. Older ones mean
+that it can no longer write the page, and say nothing of what it does now."""
+
 MAX_SECONDS = 3600.0
-"""No prediction of a step is longer than an hour; a larger number is a lie or garbage."""
+"""Longer predictions are published as an hour; a larger number on the page is a lie or garbage."""
 
 MAX_BYTES = 1 << 50
 """No device holds a pebibyte of KV; a larger number is a lie or garbage."""
@@ -58,6 +62,8 @@ class ServingFacts(msgspec.Struct, frozen=True):
     """`next_step_s` if a worst-case new request joins."""
     clear_with_new_s: float = 0.0
     """`clear_s` if a worst-case new request joins."""
+    next_step_after_new_s: float = 0.0
+    """`next_step_s` once a worst-case new request has its first token and decodes."""
     next_new_25_s: float = 0.0
     next_new_62_s: float = 0.0
     next_new_82_s: float = 0.0
@@ -74,6 +80,8 @@ class ServingFacts(msgspec.Struct, frozen=True):
     """The part of these that one more new request does not add: a step without any prompt."""
     arrived: int = 0
     """Requests since the engine started."""
+    arrivals: int = 0
+    """The page's arrivals word that these facts know of: a larger one voids them."""
     arrival_rate: float = 0.0
     """Recent requests per second; 0 when unknown."""
     step_began: float = 0.0
@@ -86,6 +94,18 @@ class ServingFacts(msgspec.Struct, frozen=True):
     """Bytes of blocks that requests hold now."""
     kv_need: int = 0
     """`kv_used` and what the waiting requests still need."""
+    kv_warm: int = 0
+    """Bytes of cached prefixes, of nobody now, that users come back to. See `working_set`."""
+    kv_lacks: int = 0
+    """Bytes beyond the quota that a burst like recent ones, or a worst-case new request, needs."""
+    prefix_tokens: int = 0
+    """Prompt tokens of requests so far,"""
+    prefix_hits: int = 0
+    """those found in the prefix cache,"""
+    prefix_lost: int = 0
+    """and those that would have been found had nothing been lent, in estimation."""
+    prefix_loss: float = 0.0
+    """Share of recent hit tokens that was lost to lending."""
     kv_quota: int = 0
     """Bytes serving may use at most, already in force."""
     kv_acked: int = 0
@@ -97,6 +117,18 @@ class ServingFacts(msgspec.Struct, frozen=True):
     overhead_us: float = 0.0
     latency_error: float = 0.0
     latency_coverage: float = 1.0
+
+    def fresh(self, now: float) -> bool:
+        """Whether they may be relied upon now: neither old nor of a time that has not come."""
+        return now - FACTS_S <= self.written <= now
+
+    def capped(self) -> ServingFacts:
+        """With predictions beyond what a page may say as long as it may say: a queue of hours is
+        overload, not garbage."""
+        beyond = {
+            name: MAX_SECONDS for name in _seconds(type(self)) if getattr(self, name) > MAX_SECONDS
+        }
+        return msgspec.structs.replace(self, **beyond) if beyond else self
 
     @property
     def busy(self) -> bool:
@@ -120,6 +152,11 @@ class RolloutFacts(msgspec.Struct, frozen=True):
     """One scheduler tick of the rollout engine."""
 
     tick: int = 0
+    written: float = 0.0
+    """When these facts were published."""
+    begun: int = 0
+    ended: int = 0
+    """Steps that the engine has begun, and that have ended."""
     state: int = LeaseState.DORMANT
     epoch: int = 0
     """Latest epoch of the node's orders that has been carried out."""
@@ -133,6 +170,7 @@ class RolloutFacts(msgspec.Struct, frozen=True):
     refused_decode: int = 0
     refused_prefill: int = 0
     refused_arrival: int = 0
+    refused_memory: int = 0
     refused_page: int = 0
     refused_state: int = 0
     late_expected: float = 0.0
@@ -144,6 +182,8 @@ class RolloutFacts(msgspec.Struct, frozen=True):
     kv_used: int = 0
     kv_resident: int = 0
     """Bytes of blocks not parked: what physically can be resident."""
+    kv_may: int = 0
+    """Bytes it could have now, had it a use for them."""
     kv_max: int = 0
     kv_cuts: int = 0
     kv_grown: int = 0
@@ -168,6 +208,10 @@ class NodeOrders(msgspec.Struct, frozen=True):
     """What the node agent wants of the rollout engine."""
 
     epoch: int = 0
+    written: float = 0.0
+    """When the node last said so; it repeats that, and orders that grow old end."""
+    offered: int = 1
+    """0: the device's owner has taken it back, and whatever else is said here is void."""
     state: int = LeaseState.DORMANT
     """The state to reach: DORMANT, ACTIVE, or DRAINING (finish what runs, take nothing new)."""
     rule: int = 0
@@ -193,6 +237,11 @@ class NodeOrders(msgspec.Struct, frozen=True):
 
 def _first(*checks: tuple[bool, str]) -> str | None:
     return next((why for wrong, why in checks if wrong), None)
+
+
+@cache
+def _seconds(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(name for name in kind.__struct_fields__ if name.endswith("_s"))
 
 
 @cache

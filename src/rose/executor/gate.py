@@ -2,7 +2,10 @@
 
 The thread aside looks at serving's facts whenever they change and keeps a window; the engine's
 thread reads it, sizes its step to it, or waits until it opens. A window that rests on slack of
-requests being served is good for one step; one that rests on an idle serving engine stays open.
+requests being served is good for one step; one that rests on an idle serving engine stays open. Any
+window is void as soon as serving has taken a request that it does not know: the page's arrivals
+word is compared before each step. Serving that cannot be seen (unreadable, late, gone, or not the
+only one) shuts the gate; only a device without a serving engine asks nobody.
 """
 
 from __future__ import annotations
@@ -17,15 +20,16 @@ from typing import NamedTuple
 from rose.executor import admission
 from rose.executor.admission import Question, Refusal, Terms, Window
 from rose.executor.budget import ErrorBudget
-from rose.executor.facts import ServingFacts
 from rose.executor.latency import NOTHING, Fit, Step, Tracker
-from rose.executor.page import Page, Peer
+from rose.executor.page import Page
 
 GATE_S = 0.02
 """Longest wait inside `schedule`: bounds how late a new or aborted turn is noticed."""
 CLOCKED = 4
 """One of so many steps is timed for the latency model (all of them beside serving): reading the
 CPU clock is a system call."""
+BLIND = ("share_all", "static_split")
+"""Baselines that look at nothing: not at who has come either."""
 STEPS_REMEMBERED = 8
 """Rollout steps that may overlap one serving step; without preemption it is hardly ever two."""
 
@@ -35,6 +39,8 @@ class _Decided(NamedTuple):
     fit: Fit
     steps: int
     """Rollout steps that had begun: a window for one step is void when another has since."""
+    arrivals: int | None = None
+    """Requests that serving had taken; None where nobody can come."""
 
 
 SHUT = _Decided(admission.shut(Refusal.STATE), NOTHING, 0)
@@ -51,6 +57,7 @@ class Gate:
         *,
         dedicated: bool,
         chunk: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused: Counter[Refusal] = Counter()
         self.risk = 0.0
@@ -60,7 +67,7 @@ class Gate:
         self._seconds = seconds
         self._dedicated = dedicated
         self._chunk = chunk
-        self._serving = Peer()
+        self._clock = clock
         self._serving_idle_at = 0.0
         self._budget = ErrorBudget()
         self._recent: deque[tuple[float, float]] = deque(maxlen=STEPS_REMEMBERED)
@@ -83,23 +90,34 @@ class Gate:
         deadline = math.inf
         self.waited_s = 0.0
         while True:
-            decided = self._decided
-            window = decided.window
-            now = time.monotonic()
-            valid = now <= window.until and (decided.steps == self.begun or not window.once)
-            if valid and (tokens := decided.fit.tokens(decode, self._chunk)):
-                self.used, self.used_at = window, now
-                clocked = self.watchful or self.begun % CLOCKED == 0
-                self.used_seconds = self._seconds() if clocked else None
+            decided, now = self._decided, self._clock()
+            if tokens := self.granted(decode, now):
                 return tokens
             deadline = min(deadline, now + GATE_S)
             if now >= deadline:
-                self.refused[window.binding] += 1
+                self.refused[decided.window.binding] += 1
                 return 0
             self._changed.clear()
             if self._decided is decided:
                 self._changed.wait(deadline - now)
-            self.waited_s += time.monotonic() - now
+            self.waited_s += self._clock() - now
+
+    def granted(self, decode: int, now: float) -> int:
+        """Tokens of a step that begins now, if one may."""
+        decided = self._decided
+        window = decided.window
+        if now > window.until or (window.once and decided.steps != self.begun):
+            return 0
+        tokens = decided.fit.tokens(decode, self._chunk)
+        if not tokens or not self._knows_all(decided):
+            return 0
+        self.used, self.used_at = window, now
+        clocked = self.watchful or self.begun % CLOCKED == 0
+        self.used_seconds = self._seconds() if clocked else None
+        return tokens
+
+    def _knows_all(self, decided: _Decided) -> bool:
+        return decided.arrivals is None or decided.arrivals == self._page.arrivals()
 
     # ---- the thread aside
 
@@ -110,33 +128,47 @@ class Gate:
         self._budget.spend(risk)
         self.risk += risk
 
-    def decide(self, terms: Terms, *, active: bool, turns: int, context: int) -> float:
+    def decide(
+        self,
+        terms: Terms,
+        *,
+        active: bool,
+        turns: int,
+        context: int,
+        give_back_s: float = 0.0,
+    ) -> float:
         """Look again: something may have changed. Returns until when the decision holds."""
         begun, latency = self.begun, self._latency
-        worth = latency.upper(Step(0, turns, context))
-        window = self._window(terms, worth) if active else SHUT.window
+        window, arrivals = SHUT.window, None
+        if active and self._dedicated:
+            window = admission.OPEN
+        elif active:
+            worth = latency.upper(Step(0, turns, context))
+            window, arrivals = self._window(terms, worth, give_back_s)
         if window.once and begun != self._ended:
             window = admission.shut(Refusal.BUSY)  # our own step in flight takes of that slack
-        self._decided = _Decided(window, self._latency.within(window.seconds, context), begun)
+        fit = self._latency.within(window.seconds, context)
+        self._decided = _Decided(window, fit, begun, arrivals)
         self.watchful = window.once or window.seconds <= 0
         self._changed.set()
         return window.until
 
-    def _window(self, terms: Terms, worth_s: float) -> Window:
-        if self._dedicated:
-            return admission.OPEN
-        reading = self._page.serving()
+    def _window(
+        self, terms: Terms, worth_s: float, give_back_s: float
+    ) -> tuple[Window, int | None]:
+        """The window, and the arrivals that it knows."""
+        now = self._clock()
+        reading = self._page.lending(now)
         if reading is None:
-            return admission.shut(Refusal.PAGE)
-        facts = reading.facts if self._serving.alive(reading.writer) else _gone(reading.facts)
-        now = time.monotonic()
+            return admission.shut(Refusal.PAGE), None
+        facts = reading.facts
         if not facts.busy:
             self._serving_idle_at = now
         self._budget.allow(terms.error_budget)
         self._budget.earn(facts.arrived)
         occupied = sum(max(0.0, end - max(begin, facts.step_began)) for begin, end in self._recent)
         latency = self._latency
-        return admission.window(
+        window = admission.window(
             Question(
                 facts,
                 terms,
@@ -146,10 +178,9 @@ class Gate:
                 likely=latency.likely.margin / latency.margin,
                 worth_s=worth_s,
                 busy_s=now - self._serving_idle_at,
+                give_back_s=give_back_s,
             )
         )
-
-
-def _gone(facts: ServingFacts) -> ServingFacts:
-    """A dead serving engine has no requests: its compute may be used, its memory may not."""
-    return ServingFacts(ttft_s=math.inf, tpot_s=math.inf, kv_max=facts.kv_max)
+        if terms.rule in BLIND:
+            return window, None
+        return window, facts.arrivals

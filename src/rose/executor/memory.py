@@ -1,10 +1,15 @@
 """How a device's KV memory is split between serving and rollout: a pure policy and a hand-over.
 
-*Split.* Serving needs `need` bytes now (held by running requests, plus what its queue will take).
-`headroom` of the device is kept free beyond that. When serving has eaten through `WATERMARK` of the
-headroom, rollout's budget is cut: to half, or further if half is not enough. What happens next is
-the policy: `halve_and_freeze` (the paper's) stays there until the next RL step; `aimd` grows back
-by `GROW_SHARE` of the device after each `CALM_S` without pressure. A dormant engine's budget is 0.
+*Split.* Serving needs `need` bytes now (held by running requests, plus what its queue will take)
+and has `warm` bytes of cached prefixes that its users come back to (`working_set`). `headroom` of
+the device is kept free beyond both. When need has eaten through `WATERMARK` of the headroom,
+rollout's budget is cut: to half, or further if half is not enough. What happens next is the policy:
+`halve_and_freeze` (the paper's) stays there until the next RL step; `aimd` grows back by
+`GROW_SHARE` of the device after each `CALM_S` without pressure. Warm prefixes that eat through it
+are no emergency: the budget gives way to them, and no further. Rollout takes no more than it has a
+use for: its turns and its own warm prefixes, by the same measure. What neither has a use for stays
+with serving. A dormant engine's budget is 0, and so is that of an engine beside a serving engine
+whose facts have not been seen for `UNSEEN_S`: nobody knows what it needs.
 
 *Hand-over.* The rollout engine alone moves the border. It publishes a *claim* with a revision: what
 it holds or is about to hold. Serving keeps its quota at `total - claim` and acknowledges the
@@ -15,6 +20,7 @@ serving rises. Rollout raises: publish the higher claim, wait for the acknowledg
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import msgspec
@@ -26,6 +32,10 @@ CALM_S = 1.0
 """Time without pressure before `aimd` grows; bursts in real traces are a few seconds apart."""
 GROW_SHARE = 1 / 16
 """Share of the device that `aimd` grows at a time: sixteen calm seconds give all of it back."""
+UNSEEN_S = 1.0
+"""Two facts periods: a thread that comes late on a busy host costs no turns."""
+SURPLUS_SHARE = 1 / 8
+"""Share of the device beyond its use that rollout gives back: less is not worth a hand-over."""
 POLICIES = ("aimd", "halve_and_freeze")
 
 
@@ -44,10 +54,13 @@ class Demand(msgspec.Struct, frozen=True):
     active: bool
     """The rollout engine has a lease and may hold memory."""
     serving_need: int
-    serving_alive: bool
-    """Also on a device without a serving engine: nobody there could object."""
+    unseen_s: float = 0.0
+    """Since when serving's facts cannot be relied upon; 0 on a device without a serving engine."""
     rl_step: int = 0
     """Counts RL steps (or leases): what `halve_and_freeze` thaws on."""
+    serving_warm: int = 0
+    useful: int = sys.maxsize
+    """What rollout has a use for now."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -56,13 +69,20 @@ class Budget(msgspec.Struct, frozen=True):
     bytes: int = 0
     calm_since: float = 0.0
     frozen_in: int | None = None
-    """The RL step in which the budget was frozen."""
+    """The RL step in which the budget was cut; None when it has grown back since."""
 
 
 def ceiling(demand: Demand, terms: MemoryTerms) -> int:
     """The most rollout could hold with serving's headroom intact."""
-    spare = terms.total - demand.serving_need - int(terms.headroom * terms.total)
-    return max(0, min(spare, terms.rollout_max))
+    spare = terms.total - demand.serving_need - demand.serving_warm
+    return max(0, min(spare - int(terms.headroom * terms.total), terms.rollout_max))
+
+
+def reach(budget: Budget, demand: Demand, terms: MemoryTerms) -> int:
+    """What the budget would be now if rollout had a use for all of it."""
+    if not demand.active or demand.unseen_s > 0.0:
+        return 0
+    return ceiling(demand, terms) if budget.frozen_in is None else budget.bytes
 
 
 def low_water(total: int, headroom: float) -> int:
@@ -71,25 +91,36 @@ def low_water(total: int, headroom: float) -> int:
 
 
 def decide(budget: Budget, demand: Demand, terms: MemoryTerms, now: float) -> Budget:
-    if not demand.active:
+    if not demand.active or demand.unseen_s > UNSEEN_S:
         return Budget(0, now, None)
-    most = ceiling(demand, terms)
-    left_for_serving = terms.total - budget.bytes - demand.serving_need
-    if budget.bytes > 0 and left_for_serving < low_water(terms.total, terms.headroom):
-        return Budget(min(budget.bytes // 2, most), now, demand.rl_step)
-    if not demand.serving_alive:
+    if demand.unseen_s > 0.0:
         return budget
-    if budget.bytes >= most:
-        return replace(budget, calm_since=now) if budget.bytes > most else budget
-    if budget.bytes == 0 and budget.frozen_in is None:
-        return Budget(most, now, None)
+    most, low = ceiling(demand, terms), low_water(terms.total, terms.headroom)
+    left_for_serving = terms.total - budget.bytes - demand.serving_need
+    if budget.bytes > 0 and left_for_serving < low:
+        return Budget(min(budget.bytes // 2, most), now, demand.rl_step)
+    if budget.bytes > most:
+        pressed = left_for_serving - demand.serving_warm < low
+        return Budget(most if pressed else budget.bytes, now, budget.frozen_in)
+    goal = min(most, demand.useful)
+    if budget.bytes >= goal:
+        surplus = budget.bytes - goal > SURPLUS_SHARE * terms.total
+        return replace(budget, bytes=goal) if surplus else budget
+    if budget.frozen_in is None:
+        return replace(budget, bytes=goal)
+    return _regrow(budget, goal, demand, terms, now)
+
+
+def _regrow(budget: Budget, goal: int, demand: Demand, terms: MemoryTerms, now: float) -> Budget:
+    """After a cut, towards `goal`."""
     if terms.policy == "halve_and_freeze":
-        thawed = budget.frozen_in is None or budget.frozen_in != demand.rl_step
-        return Budget(most, now, None) if thawed else budget
+        return Budget(goal, now, None) if budget.frozen_in != demand.rl_step else budget
     if now - budget.calm_since < CALM_S:
         return budget
     grown = budget.bytes + max(1, int(GROW_SHARE * terms.total))
-    return Budget(min(grown, most), now, budget.frozen_in)
+    if grown >= goal == ceiling(demand, terms):
+        return Budget(goal, now, None)
+    return Budget(min(grown, goal), now, budget.frozen_in)
 
 
 def may_use(claim: int, revision: int, acked: int, serving_quota: int, total: int) -> bool:

@@ -4,6 +4,8 @@ Layout (little endian, all offsets fixed, `LAYOUT` changes with it):
 
     0     header    magic, layout, size, physical KV bytes, device name
     128   bells     four 32-bit words, one per waiter; rung by whoever has news for it
+    144   arrivals  requests that serving has taken: a word, written before anything else is done
+    152   rival     when a second serving engine last said that it is here
     256   serving   section written by the serving engine only
     1024  rollout   section written by the rollout engine only
     1792  node      section written by the node agent only
@@ -14,6 +16,10 @@ while its writer is writing; a reader that sees an odd sequence or a wrong check
 after a few looks calls the section unreadable. Reads and writes are `pread`/`pwrite`, not loads and
 stores: a page that someone truncates gives a short read instead of SIGBUS in the serving engine.
 Waiting is by futex on the bell words; nobody polls.
+
+A section has one owner: the process that holds the kernel's lock on its bytes (`own`). The lock
+ends with the process, however it dies. A second serving engine (a rolling restart) cannot own the
+section, so it says on the `rival` word that it is here, until it can.
 """
 
 from __future__ import annotations
@@ -24,7 +30,6 @@ import fcntl
 import math
 import mmap
 import os
-import select
 import struct
 import time
 import zlib
@@ -35,7 +40,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from rose.executor import futex
-from rose.executor.facts import NodeOrders, RolloutFacts, ServingFacts
+from rose.executor.facts import FACTS_S, NodeOrders, RolloutFacts, ServingFacts
+from rose.executor.processes import Kernel, Processes, Writer, is_alive, process_start
 
 MAGIC = b"ROSEPAGE"
 VERSION = 1
@@ -44,6 +50,7 @@ BELLS = 128
 BELL = {"serving": BELLS, "gate": BELLS + 4, "watch": BELLS + 8, "node": BELLS + 12}
 """serving: the rollout's claim changed. gate: serving's facts changed. watch: serving needs memory,
 or the node gave an order. node: the rollout engine carried out an order."""
+ARRIVALS, RIVAL = 144, 152
 SECTION = {"serving": 256, "rollout": 1024, "node": 1792}
 SECTION_SIZE = 768
 READ_ATTEMPTS = 8
@@ -52,6 +59,10 @@ READ_ATTEMPTS = 8
 _HEADER = struct.Struct("<8sIIQ64s")
 _PREFIX = struct.Struct("<IIQQ")
 _BELL = struct.Struct("<I")
+_ARRIVALS = struct.Struct("<Q")
+_RIVAL = struct.Struct("<d")
+_LOCK = struct.Struct("hhqqi4x")
+"""The kernel's `struct flock` on 64-bit Linux: type, whence, start, length, pid."""
 
 F = TypeVar("F", ServingFacts, RolloutFacts, NodeOrders)
 
@@ -61,59 +72,9 @@ class PageError(Exception):
 
 
 @dataclass(frozen=True)
-class Writer:
-    """The process that wrote a section: a pid alone may have been given to another process."""
-
-    pid: int
-    started: int
-
-    @property
-    def alive(self) -> bool:
-        return self.pid > 0 and process_start(self.pid) == self.started
-
-
-class Peer:
-    """Whether the process behind a section lives, cheaply: one `poll` of its pidfd per look."""
-
-    def __init__(self) -> None:
-        self._writer: Writer | None = None
-        self._pidfd = -1
-
-    def alive(self, writer: Writer) -> bool:
-        if writer != self._writer:
-            self._forget()
-            self._writer = writer
-            if writer.alive:
-                self._pidfd = os.pidfd_open(writer.pid)
-        if self._pidfd < 0:
-            return False
-        ended = select.poll()
-        ended.register(self._pidfd, select.POLLIN)
-        if ended.poll(0):
-            self._forget()
-            return False
-        return True
-
-    def _forget(self) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-        self._pidfd = -1
-
-
-@dataclass(frozen=True)
 class Reading(Generic[F]):
     facts: F
     writer: Writer
-
-
-def process_start(pid: int) -> int | None:
-    """Start time of a live process in clock ticks; None when it is gone or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    after_name = stat.rpartition(")")[2].split()
-    return None if after_name[0] in ("Z", "X") else int(after_name[19])
 
 
 def _writer(section: bytes) -> Writer:
@@ -124,7 +85,7 @@ def _writer(section: bytes) -> Writer:
 def _live_writer(page: bytes) -> Writer | None:
     whole = page.ljust(SIZE, b"\0")
     writers = (_writer(whole[where : where + _PREFIX.size]) for where in SECTION.values())
-    return next((writer for writer in writers if writer.alive), None)
+    return next((writer for writer in writers if is_alive(writer)), None)
 
 
 class _Codec:
@@ -159,8 +120,18 @@ def _header(kv_total: int, device: str) -> bytes:
 class Page:
     """An open page. `create` makes the file, `open` attaches to an existing one."""
 
-    def __init__(self, path: Path, descriptor: int, kv_total: int, device: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        descriptor: int,
+        kv_total: int,
+        device: str,
+        me: Writer | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        """`me` and `processes` are this process and those of this host, unless simulated."""
         self.path = path
+        self.processes = processes or Kernel()
         self.kv_total = kv_total
         self.device = device
         self._fd = descriptor
@@ -168,10 +139,18 @@ class Page:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._sequence = dict.fromkeys(SECTION, 0)
         self._rung = int.from_bytes(os.urandom(4))  # a bell need only show something new
-        self._me = Writer(os.getpid(), process_start(os.getpid()) or 0)
+        self._me = me or Writer(os.getpid(), process_start(os.getpid()) or 0)
 
     @classmethod
-    def create(cls, path: Path, *, kv_total: int, device: str) -> Page:
+    def create(
+        cls,
+        path: Path,
+        *,
+        kv_total: int,
+        device: str,
+        me: Writer | None = None,
+        processes: Processes | None = None,
+    ) -> Page:
         """Make the page, or take over one of the same device and size that is already there.
 
         The file is filled in place and under a lock, never replaced: engines that start at once, or
@@ -199,10 +178,12 @@ class Page:
             os.pwrite(descriptor, header, 0)
         finally:
             os.close(descriptor)
-        return cls.open(path)
+        return cls.open(path, me=me, processes=processes)
 
     @classmethod
-    def open(cls, path: Path) -> Page:
+    def open(
+        cls, path: Path, *, me: Writer | None = None, processes: Processes | None = None
+    ) -> Page:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -219,7 +200,11 @@ class Page:
                     f"page {path} has layout {layout}, this rose speaks layout {LAYOUT}; "
                     "run the same rose in the node and both engines"
                 )
-            return cls(path, descriptor, kv_total, device.rstrip(b"\0").decode(errors="replace"))
+            name = device.rstrip(b"\0").decode(errors="replace")
+            return cls(path, descriptor, kv_total, name, me, processes)
+        except OSError as error:
+            os.close(descriptor)
+            raise PageError(f"page {path}: {error.strerror}") from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -228,6 +213,18 @@ class Page:
         os.close(self._fd)
         self._fd = -1
 
+    def own(self, section: str) -> bool:
+        """Become the section's only writer, for as long as this page is open; False when another
+        process (or another open page) is."""
+        lock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, SECTION[section], SECTION_SIZE, 0)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return False
+        return True
+
     def mend(self) -> bool:
         """Write the header again if something damaged it; True when it did.
 
@@ -235,6 +232,8 @@ class Page:
         it no restarted engine or node could attach again.
         """
         header = _header(self.kv_total, self.device)
+        if not self._intruded() <= time.monotonic():
+            self.intrude(0.0)  # no time at all, or one that has not come: garbage
         size = os.fstat(self._fd).st_size
         if size >= SIZE and os.pread(self._fd, len(header), 0) == header:
             return False
@@ -249,6 +248,35 @@ class Page:
         prefix = _PREFIX.pack(sequence | 1, zlib.crc32(payload), self._me.pid, self._me.started)
         os.pwrite(self._fd, prefix + payload, where)
         os.pwrite(self._fd, _BELL.pack(sequence), where)
+
+    def arrive(self, count: int) -> None:
+        """Serving's own thread has taken a request: void every window that does not know it."""
+        os.pwrite(self._fd, _ARRIVALS.pack(count), ARRIVALS)
+
+    def arrivals(self) -> int:
+        """Requests taken by serving so far; -1 when that cannot be read."""
+        raw = os.pread(self._fd, _ARRIVALS.size, ARRIVALS)
+        return int(_ARRIVALS.unpack(raw)[0]) if len(raw) == _ARRIVALS.size else -1
+
+    def intrude(self, now: float) -> None:
+        """A serving engine that does not own the section says that it is here."""
+        os.pwrite(self._fd, _RIVAL.pack(now), RIVAL)
+
+    def rival(self, now: float) -> bool:
+        """Whether a second serving engine is here: what the first one says is not all then."""
+        return not self._intruded() <= now - 2 * FACTS_S
+
+    def _intruded(self) -> float:
+        raw = os.pread(self._fd, _RIVAL.size, RIVAL)
+        return float(_RIVAL.unpack(raw)[0]) if len(raw) == _RIVAL.size else math.nan
+
+    def lending(self, now: float) -> Reading[ServingFacts] | None:
+        """Serving's half if it can be relied upon at this moment: readable, new, and of the only
+        serving engine. Nothing else is a reason to run on its device, or to keep its memory."""
+        reading = self.serving()
+        if reading is None or not reading.facts.fresh(now) or self.rival(now):
+            return None
+        return reading
 
     def serving(self) -> Reading[ServingFacts] | None:
         return self._read("serving")
@@ -283,7 +311,7 @@ class Page:
         True also when a truncated page no longer names it: memory is not taken on a guess.
         """
         raw = os.pread(self._fd, _PREFIX.size, SECTION["rollout"])
-        return len(raw) < _PREFIX.size or _writer(raw).alive
+        return len(raw) < _PREFIX.size or self.processes.alive(_writer(raw))
 
     def bell(self, name: str) -> int:
         raw = os.pread(self._fd, 4, BELL[name])
@@ -317,7 +345,7 @@ class Page:
             reading = self._read(section)
             shown[section] = reading and {
                 "pid": reading.writer.pid,
-                "alive": reading.writer.alive,
+                "alive": self.processes.alive(reading.writer),
                 **{
                     name: value if math.isfinite(value) else None
                     for name, value in msgspec.structs.asdict(reading.facts).items()

@@ -263,7 +263,7 @@ class Device:
         need = (serving.context + serving.prompts) * serving.model.kv_bytes
         if need == self._most_at and self.active:
             return []
-        demand = Demand(self.active, need, True, self.rl_step)
+        demand = Demand(self.active, need, rl_step=self.rl_step)
         before = self.budget
         self.budget = memory.decide(before, demand, self._memory, now)
         is_most = self.budget.bytes == memory.ceiling(demand, self._memory)

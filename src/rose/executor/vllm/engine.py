@@ -20,9 +20,6 @@ from rose.executor.vllm.parking import Parking
 
 logger = logging.getLogger("vllm.rose")
 
-LIVENESS_S = 0.25
-"""How often the other engine's process is looked up; a dead one keeps its claim that long."""
-
 
 class Device:
     """An engine's view of its device."""

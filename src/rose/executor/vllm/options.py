@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rose.executor.slo import Slo
+from rose.executor.working_set import LOSS
 
 
 class DeviceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -20,6 +21,9 @@ class DeviceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     profile: str
     """Path of this engine's latency profile (`rose profile`)."""
     headroom: float = 0.2
+    prefix_loss: float = LOSS
+    """Share of the tokens found in an engine's prefix cache that the other one may cost it; 1 keeps
+    no prefix for its sake."""
     device_cores: tuple[int, ...] = ()
     """CPU devices: the cores that compute. Empty: no pinning."""
     host_cores: tuple[int, ...] = ()

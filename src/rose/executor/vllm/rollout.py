@@ -14,7 +14,6 @@ import math
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,15 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 from rose.executor import lifecycle, memory, priority
-from rose.executor.admission import CHUNK, RULES, Refusal, Terms, Window
+from rose.executor.admission import CHUNK, Refusal, Window
 from rose.executor.aside import Aside
-from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFacts
+from rose.executor.borrower import Borrower
+from rose.executor.facts import LeaseState, RolloutFacts
 from rose.executor.gate import Gate
 from rose.executor.latency import ROLLOUT_QUANTILE
-from rose.executor.page import Page, Peer
+from rose.executor.page import Page
+from rose.executor.prefix_book import PrefixBook
 from rose.executor.vllm import compat
-from rose.executor.vllm.border import Border
 from rose.executor.vllm.engine import Device, step_of
 from rose.executor.vllm.last_turns import LastTurns
 from rose.executor.vllm.options import RolloutOptions, options_from
@@ -45,9 +45,6 @@ LOOK_S = 0.1
 DORMANT_LOOK_S = 1.0
 SOON_S = 0.005
 """Never look more often than this without news."""
-NODE_GRACE_S = 5.0
-"""Without a node nobody could take the device back, so the engine lets go; time for a restart."""
-
 RECLAIMED = "rose:reclaimed"
 """Serving needed the memory; go on elsewhere from the tokens so far."""
 REVOKED = "rose:revoked"
@@ -67,10 +64,11 @@ class RolloutScheduler(Scheduler):
         super().__init__(vllm_config, *args, **kwargs)
         options = self.options = options_from(vllm_config.additional_config, RolloutOptions)
         page = Page.create(Path(options.page), kv_total=options.kv_total, device=options.device)
-        owner = page.rollout()
-        if owner is not None and owner.writer.alive:
+        if not page.own("rollout"):
+            owner = page.rollout()
             raise RuntimeError(
-                f"page {options.page} already has a rollout engine, process {owner.writer.pid}"
+                f"page {options.page} already has a rollout engine, process "
+                f"{owner.writer.pid if owner is not None else 'unknown'}"
             )
         self.device = Device(self, options, page, ROLLOUT_QUANTILE)
         self._most_tokens: int = self.max_num_scheduled_tokens
@@ -85,28 +83,25 @@ class RolloutScheduler(Scheduler):
         self.stock_update = super().update_from_output
         self._last_turns = LastTurns(self.kv_cache_manager)
         self._overhead = Overhead(self, lambda: self.gate.waited_s)
-        self._terms = Terms()
-        self._memory_terms = memory.MemoryTerms(
+        parking = self.device.parking
+        terms = memory.MemoryTerms(
             total=options.kv_total,
             headroom=0.0 if options.dedicated else options.headroom,
-            rollout_max=self.device.parking.blocks * self.device.parking.block_bytes,
+            rollout_max=parking.blocks * parking.block_bytes,
         )
-        self._state = LeaseState.DORMANT
-        self._epoch = 0
+        self._borrower = Borrower(page, parking, self._publish, terms, dedicated=options.dedicated)
+        self._border = self._borrower.border
+        self._book = PrefixBook(parking.blocks, self.block_size, options.prefix_loss)
         self._chores = True
         self._news_for_node = False
         self._done: list[_Done] = []
         self._ended: list[tuple[Any, str]] = []
         self._stuck_since = math.inf
-        self._serving = Peer()
-        self._node = Peer()
-        self._node_seen_at = time.monotonic()
         self._publishing = threading.Lock()
         self._tick = 0
         self._step_last_ms = 0.0
         self._granted = self._granted_tokens = 0
         self._count: Counter[str] = Counter()
-        self._border = Border(page, self.device.parking, self._publish, dedicated=options.dedicated)
         self._publish()
         self.aside = Aside("rollout", page, self._look_around, fatal=True)
         for bell in ("watch", "gate"):
@@ -117,6 +112,7 @@ class RolloutScheduler(Scheduler):
     def add_request(self, request: Any) -> None:
         self._last_turns.note(request)
         super().add_request(request)
+        self.aside.post((self._arrived, (request,)))
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         self.device.guard.enter()
@@ -177,13 +173,14 @@ class RolloutScheduler(Scheduler):
 
     def _do_chores(self) -> None:
         """Between two steps: end the turns that have to go, give up blocks that were in use."""
-        self._chores = not lifecycle.takes_turns(self._state)
+        state = self._borrower.state
+        self._chores = not lifecycle.takes_turns(state)
         self.device.guard.enter()
-        if not lifecycle.takes_turns(self._state):
+        if not lifecycle.takes_turns(state):
             turns = [r for r in self.requests.values() if not r.is_finished()]
             begun = [r for r in turns if r.num_computed_tokens or r.num_output_tokens]
             self._end([r for r in turns if r not in begun], DORMANT)
-            if self._state != LeaseState.DRAINING:
+            if state != LeaseState.DRAINING:
                 self._end(begun, REVOKED)
         self._follow_memory(may_end=True)
         if time.monotonic() - self._stuck_since > STUCK_S:
@@ -192,9 +189,15 @@ class RolloutScheduler(Scheduler):
 
     # ---- aside
 
+    def _arrived(self, request: Any) -> None:
+        tokens = request.num_prompt_tokens
+        self._book.begin(request.request_id, request.block_hashes, tokens, time.monotonic())
+
     def _stepped(self, done: list[_Done]) -> None:
         seconds = self.device.seconds()
         for output, window, began, clock, ended in done:
+            for new in output.scheduled_new_reqs:
+                self._book.found(new.req_id, new.num_computed_tokens)
             step, _ = step_of(output)
             self.gate.end(window, step, began, ended)
             took = self.device.latency.mean(step)
@@ -208,30 +211,34 @@ class RolloutScheduler(Scheduler):
 
     def _look_around(self) -> float:
         """Carry out orders, follow the memory policy, set the gate, tell how the engine stands."""
+        borrower = self._borrower
         with self.device.guard:
             self._follow_orders()
             if self._follow_memory(may_end=False):
                 self._follow_orders()  # an engine that now has its memory is active
         turns = list(self.requests.values())
-        self._watch_stuck(turns, time.monotonic())
+        now = time.monotonic()
+        self._close_books(now)
+        self._watch_stuck(turns, now)
         self._chores = (
-            not lifecycle.takes_turns(self._state)
+            not lifecycle.takes_turns(borrower.state)
             or self._border.owes
-            or time.monotonic() - self._stuck_since > STUCK_S
+            or now - self._stuck_since > STUCK_S
         )
         until = self.gate.decide(
-            self._terms,
-            active=self._state in (LeaseState.ACTIVE, LeaseState.DRAINING),
+            borrower.terms,
+            active=borrower.may_run,
             turns=min(len(turns), self.max_num_running_reqs),
             context=sum(turn.num_tokens for turn in turns),
+            give_back_s=self._border.give_back_s,
         )
-        if not self._border.owes and not (turns and self._state == LeaseState.DORMANT):
+        if not self._border.owes and not (turns and borrower.state == LeaseState.DORMANT):
             self._keep_class()
         self._publish()
         if self._news_for_node:
             self._news_for_node = False
             self.device.page.ring("node")
-        if self._state == LeaseState.DORMANT:
+        if borrower.state == LeaseState.DORMANT:
             return DORMANT_LOOK_S
         return min(LOOK_S, max(SOON_S, until - time.monotonic()))
 
@@ -240,7 +247,7 @@ class RolloutScheduler(Scheduler):
 
         Not while they wait for us: a step that crawls in the idle class would hold them up.
         """
-        wanted = self._terms.preempt_s is not None
+        wanted = self._borrower.terms.preempt_s is not None
         compute = self.device.compute
         if not compute:
             return
@@ -249,46 +256,38 @@ class RolloutScheduler(Scheduler):
                 priority.run_idle(thread) if wanted else priority.run_normal(thread)
 
     def _follow_orders(self) -> None:
-        reading = self.device.page.node()
-        if reading is None:
-            return
-        ordered = LeaseState(reading.facts.state)
-        self._terms = _terms(reading.facts)
-        policy = memory.POLICIES[reading.facts.memory_policy]
-        self._memory_terms = replace(self._memory_terms, policy=policy)
-        now = time.monotonic()
-        if self._node.alive(reading.writer):
-            self._node_seen_at = now
-        if now - self._node_seen_at > NODE_GRACE_S:
-            ordered = LeaseState.DORMANT
-        state = lifecycle.follow(
-            self._state,
-            ordered,
-            has_memory=self.device.parking.usable > 0,
-            empty=all(r.is_finished() for r in list(self.requests.values())),
-        )
-        changed = state != self._state or reading.facts.epoch != self._epoch
-        self._state, self._epoch = state, reading.facts.epoch
-        self._news_for_node |= changed
+        empty = all(request.is_finished() for request in list(self.requests.values()))
+        self._news_for_node |= self._borrower.follow_orders(empty=empty)
 
     def _follow_memory(self, *, may_end: bool) -> bool:
         """Move rollout's side of the KV border; True when something changed."""
-        reading = None if self.options.dedicated else self.device.page.serving()
-        serving: ServingFacts | None = None
-        if reading is not None and self._serving.alive(reading.writer):
-            serving = reading.facts
-        demand = memory.Demand(
-            active=lifecycle.holds_memory(self._state),
-            serving_need=serving.kv_need if serving is not None else 0,
-            serving_alive=serving is not None or self.options.dedicated,
-            rl_step=self._epoch,
-        )
-        room = self._end_cheapest if may_end else None
-        return self._border.follow(demand, self._memory_terms, serving, room)
+        return self._borrower.follow_memory(self._useful(), self._end_cheapest if may_end else None)
+
+    def _useful(self) -> int:
+        """Bytes that the turns here, and prefixes of those that come back, have a use for.
+
+        A batch as large as the engine takes, of turns as long as these, may come at any moment:
+        growing when it does would cost every turn a hand-over.
+        """
+        if self.options.dedicated:
+            return self.options.kv_total
+        parking, size = self.device.parking, self.block_size
+        turns = list(self.requests.values())
+        longest = max((turn.num_tokens for turn in turns), default=0) // size + 2
+        batch = max(len(turns), self.max_num_running_reqs) * longest if turns else 0
+        blocks = max(batch, parking.used) + self._book.cache.warm(time.monotonic())
+        share = int(memory.GROW_SHARE * self.options.kv_total)
+        return blocks * parking.block_bytes + share
+
+    def _close_books(self, now: float) -> None:
+        """Turns that have ended since the last look."""
+        for name in self._book.names():
+            if name not in self.requests:
+                self._book.end(name, now)
 
     def _watch_stuck(self, turns: list[Any], now: float) -> None:
         """A turn larger than the whole budget would wait for ever, and all others behind it."""
-        idle = self._state == LeaseState.ACTIVE and not self.running
+        idle = self._borrower.state == LeaseState.ACTIVE and not self.running
         if idle and not all(self._fits(turn) for turn in turns):
             self._stuck_since = min(self._stuck_since, now)
         else:
@@ -341,17 +340,21 @@ class RolloutScheduler(Scheduler):
         self._tick += 1
         return RolloutFacts(
             tick=self._tick,
-            state=self._state,
-            epoch=self._epoch,
+            written=time.monotonic(),
+            begun=self.gate.begun,
+            ended=self._granted,
+            state=self._borrower.state,
+            epoch=self._borrower.epoch,
             running=running,
             waiting=waiting,
-            preemptible=int(self._terms.preempt_s is not None),
+            preemptible=int(self._borrower.terms.preempt_s is not None),
             granted=self._granted,
             granted_tokens=self._granted_tokens,
             refused_busy=refused[Refusal.BUSY],
             refused_decode=refused[Refusal.DECODE],
             refused_prefill=refused[Refusal.PREFILL],
             refused_arrival=refused[Refusal.ARRIVAL],
+            refused_memory=refused[Refusal.MEMORY],
             refused_page=refused[Refusal.PAGE],
             refused_state=refused[Refusal.STATE],
             late_expected=self.gate.risk,
@@ -359,6 +362,7 @@ class RolloutScheduler(Scheduler):
             kv_revision=self._border.revision,
             kv_used=parking.used * parking.block_bytes,
             kv_resident=parking.usable_bytes,
+            kv_may=self._border.may,
             kv_max=parking.blocks * parking.block_bytes,
             kv_cuts=self._border.cuts,
             kv_grown=self._border.grown,
@@ -372,10 +376,3 @@ class RolloutScheduler(Scheduler):
             latency_error=self.device.latency.error,
             latency_coverage=self.device.latency.coverage,
         )
-
-
-def _terms(orders: NodeOrders) -> Terms:
-    delay = orders.preempt_us / 1e6
-    return Terms(
-        list(RULES)[orders.rule], delay if orders.preempt_us else None, orders.error_budget
-    )

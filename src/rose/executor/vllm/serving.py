@@ -2,13 +2,15 @@
 
 It decides nothing about serving: same batches, same order, same answers. The engine's thread only
 notes what happened (`add_request`, `update_from_output`); the thread aside publishes facts (what
-runs, what waits, deadlines, upper bounds of the next steps) and keeps serving's KV quota at what
-the rollout engine's claim leaves. Nobody waits for anything. If the page cannot be used the engine
-says so once and serves as stock vLLM does.
+runs, what waits, deadlines, upper bounds of the next steps, prefixes worth keeping) and keeps
+serving's KV quota at what the rollout engine's claim leaves. Nobody waits for anything. If the page
+cannot be used the engine says so once and serves as stock vLLM does: it is not seen then, and a
+device whose serving engine is not seen is not lent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,17 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from rose.executor import priority
 from rose.executor.aside import Aside
 from rose.executor.bounds import LatencyBound, Queue, bounds
-from rose.executor.facts import RolloutFacts, ServingFacts
+from rose.executor.facts import FACTS_S, ServingFacts
 from rose.executor.latency import Step
+from rose.executor.lender import Lender
 from rose.executor.lives import Lives
-from rose.executor.memory import low_water, serving_quota
-from rose.executor.page import Page, PageError, Peer, Reading, Writer
+from rose.executor.memory import low_water
+from rose.executor.page import Page, PageError
+from rose.executor.peak import Peak
+from rose.executor.prefix_book import PrefixBook
 from rose.executor.slo import Slo
 from rose.executor.vllm import compat
-from rose.executor.vllm.engine import LIVENESS_S, Device, logger, step_of
+from rose.executor.vllm.engine import Device, logger, step_of
 from rose.executor.vllm.options import ServingOptions, options_from
 from rose.executor.vllm.overhead import Overhead
 
@@ -35,6 +40,11 @@ compat.check()
 WORST_PROMPT_QUANTILE = 0.99
 SLICE = 16 << 20
 """Bytes parked at a time: returning pages takes the lock, and serving must not wait for it."""
+PULSE_S = FACTS_S / 4
+"""How often facts are repeated, and the rollout engine looked at, when nothing happens."""
+QUEUED_S = 60.0
+"""A request has waited before this engine saw it for at most that long: more is a wall clock that
+was set meanwhile."""
 GUARDED = 0.5
 """Share of the first-token promise that the worst-case new prompt may need by itself. A longer one
 counts as this long: else one prompt that no device could serve in time would end all lending."""
@@ -59,38 +69,55 @@ class ServingMixin:
         self._lendable: Slo = self.options.lendable(self._promise)
         self._lives = Lives()
         self._tick = 0
+        self._taken = time.monotonic_ns() // 1000
+        """The page's arrivals word, counted by the engine's thread; no other engine began there."""
+        self._known = self._taken
+        """How far the thread aside has come with it."""
         self._since = 0.0
         self._step_began = 0.0
-        self._claim = 0
-        self._claim_revision = 0
-        self._claimant: Writer | None = None
-        self._peer = Peer()
-        self._bell_seen = -1
-        self._looked_at = 0.0
         self._page_broken = False
         self._news_for_rollout = False
-        self._handing_over = False
+        self._peak = Peak()
         try:
             page = Page.create(
                 Path(self.options.page), kv_total=self.options.kv_total, device=self.options.device
             )
+            owns = page.own("serving")
         except (PageError, OSError) as error:
             logger.error("rose: serving without lending: %s", error)
             return
-        self.device = Device(self, self.options, page)
-        self._handing_over = True
-        while self._handing_over:
-            self._respect_claim(self.device, time.monotonic(), force=True)
-        self._publish(self.device)
+        if not owns:
+            logger.warning("rose: another serving engine is on page %s; waiting", page.path)
+        device = Device(self, self.options, page)
+        parking = device.parking
+        self._book = PrefixBook(parking.blocks, self.block_size, self.options.prefix_loss)
+        self._lender = Lender(
+            page,
+            parking,
+            self.options.headroom,
+            device.guard,
+            slice_bytes=SLICE,
+            owns=owns,
+        )
+        self._lender.stand(time.monotonic())
+        for _ in range(1 + parking.blocks * parking.block_bytes // SLICE):
+            self._lender.respect(force=True)
+        self.device = device
         self.aside = Aside("serving", page, self._tell, fatal=False)
         self.aside.watch("serving")
 
     # ---- vLLM's hooks, in the engine's thread
 
     def add_request(self, request: Any) -> None:
+        if (device := self.device) is None:
+            super().add_request(request)  # type: ignore[misc]
+            return
+        self._taken += 1
+        if self._lender.owns:
+            with contextlib.suppress(OSError):  # said by `_publish`, which cannot write either
+                device.page.arrive(self._taken)
         super().add_request(request)  # type: ignore[misc]
-        if self.device is not None:
-            self.aside.post((self._arrived, (request,)))
+        self.aside.post((self._arrived, (request, self._taken)))
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         if (device := self.device) is None:
@@ -139,13 +166,16 @@ class ServingMixin:
 
     # ---- aside: facts
 
-    def _arrived(self, request: Any) -> None:
+    def _arrived(self, request: Any, count: int) -> None:
         now = time.monotonic()
+        self._known = count
         if not self._lives:
             assert self.device is not None
             self._since, self._step_began = self.device.seconds(), now
-        queued_before = max(0.0, time.time() - request.arrival_time)
-        self._lives.arrived(request.request_id, request.num_prompt_tokens, now - queued_before)
+        queued_before = min(max(0.0, time.time() - request.arrival_time), QUEUED_S)
+        prompt: int = request.num_prompt_tokens
+        self._lives.arrived(request.request_id, prompt, max(0.0, now - queued_before))
+        self._book.begin(request.request_id, request.block_hashes, prompt, now)
 
     def _stepped(self, output: Any, at: float) -> None:
         assert self.device is not None
@@ -155,6 +185,8 @@ class ServingMixin:
             self.device.latency.observe(step, seconds - self._since)
         self._since, self._step_began = seconds, at
         self._overhead.stepped()
+        for new in output.scheduled_new_reqs:
+            self._book.found(new.req_id, new.num_computed_tokens)
         for request_id, tokens in computed:
             if (request := self.requests.get(request_id)) is not None:
                 self._lives.stepped(request_id, tokens, request.num_output_tokens, at)
@@ -167,28 +199,39 @@ class ServingMixin:
         """
         device = self.device
         assert device is not None
+        now, lender = time.monotonic(), self._lender
+        # First, so that whatever fails behind it, serving gets what is given back.
+        self._news_for_rollout |= lender.respect(force=lender.handing_over)
+        lender.stand(now)
         for request_id in self._lives.names():
             request = self.requests.get(request_id)
             if request is None or request.is_finished():
                 self._lives.gone(request_id)
-        self._respect_claim(device, time.monotonic(), force=self._handing_over)
-        self._publish(device)
-        return 0.0 if self._handing_over else LIVENESS_S
+                self._book.end(request_id, now)
+        self._renew_promise()
+        if lender.owns:
+            lender.defend(now, self._say_killed)
+            self._publish(device)
+        return 0.0 if lender.handing_over else PULSE_S
 
     def _publish(self, device: Device) -> None:
         facts = self._look(device)
         page = device.page
         try:
-            page.publish("serving", facts)
-            if self._claim:
+            while page.arrivals() != (taken := self._taken):
+                page.arrive(taken)  # ours for the first time, or damaged
+            page.publish("serving", facts.capped())
+            if self._lender.claim:
                 page.ring("gate")
             if self._news_for_rollout:
                 self._news_for_rollout = False
                 page.ring("watch")
             low = low_water(self.options.kv_total, self.options.headroom)
-            if self._claim and page.kv_total - self._claim - facts.kv_need < low:
+            claim = self._lender.claim
+            if claim and page.kv_total - claim - facts.kv_need < low:
                 page.ring("watch")
                 self._lift_rollout()
+            self._page_broken = False
         except OSError as error:
             if not self._page_broken:
                 logger.error("rose: cannot write the page any more: %s", error)
@@ -210,21 +253,28 @@ class ServingMixin:
             percent: self._bounds(likely, queue.joined_by(prompts.quantile(percent / 100)))
             for percent in (25, 62, 82, 93, 98)
         }
+        after = Queue(queue.decode + 1, queue.starting, queue.prefill, queue.context + worst)
+        next_after_new, _ = self._bounds(latency, after)
         used = parking.used * parking.block_bytes
         coming = (queue.prefill // self.block_size + queue.starting) * parking.block_bytes
+        newcomer = (worst // self.block_size + 1) * parking.block_bytes
+        need = used + coming
+        soon = max(need + newcomer, self._peak.of(need, now))
         started = self._lives.started
+        book = self._book
         self._tick += 1
         return ServingFacts(
             tick=self._tick,
             running=started,
             waiting=len(self._lives) - started,
-            decode_deadline=deadlines.decode,
-            prefill_deadline=deadlines.prefill,
-            tight_decode_deadline=deadlines.tight_decode,
+            decode_deadline=max(0.0, deadlines.decode),
+            prefill_deadline=max(0.0, deadlines.prefill),
+            tight_decode_deadline=max(0.0, deadlines.tight_decode),
             next_step_s=next_step,
             clear_s=clear,
             next_step_with_new_s=next_with_new,
             clear_with_new_s=clear_with_new,
+            next_step_after_new_s=next_after_new,
             next_new_25_s=news[25][0],
             clear_new_25_s=news[25][1],
             next_new_62_s=news[62][0],
@@ -238,15 +288,22 @@ class ServingMixin:
             base_s=likely.upper(Step(1, queue.decode, queue.context)),
             written=now,
             arrived=self._lives.arrivals.count,
+            arrivals=self._known,
             arrival_rate=self._lives.arrivals.rate(now),
             step_began=self._step_began if self._lives else 0.0,
             step_ends=self._step_began + next_step if self._lives else 0.0,
             ttft_s=promise.ttft_s,
             tpot_s=promise.tpot_s,
             kv_used=used,
-            kv_need=used + coming,
+            kv_need=need,
+            kv_warm=book.cache.warm(now) * parking.block_bytes,
+            kv_lacks=max(0, min(soon, parking.blocks * parking.block_bytes) - parking.usable_bytes),
+            prefix_tokens=book.tokens,
+            prefix_hits=book.hits,
+            prefix_lost=book.lost,
+            prefix_loss=book.loss,
             kv_quota=parking.usable_bytes,
-            kv_acked=self._claim_revision,
+            kv_acked=self._lender.revision,
             kv_max=parking.blocks * parking.block_bytes,
             worst_prompt=worst,
             overhead_us=self._overhead.microseconds,
@@ -264,49 +321,13 @@ class ServingMixin:
 
         Not before the policy cuts it: that would only take compute from us.
         """
-        if (reading := self._rollout()) is not None and reading.facts.preemptible:
+        assert self.device is not None
+        reading = self.device.page.rollout()
+        if reading is not None and reading.facts.preemptible:
             priority.lift(reading.writer.pid)
 
-    def _rollout(self) -> Reading[RolloutFacts] | None:
-        assert self.device is not None
-        return self.device.page.rollout()
-
-    def _respect_claim(self, device: Device, now: float, force: bool = False) -> None:
-        """Keep the quota at what the rollout engine's claim leaves."""
-        bell = device.page.bell("serving")
-        if bell == self._bell_seen and now - self._looked_at < LIVENESS_S and not force:
-            return
-        self._bell_seen, self._looked_at = bell, now
-        self._renew_promise()
-        reading = self._rollout()
-        if reading is not None and self._peer.alive(reading.writer):
-            claim, revision = reading.facts.kv_claim, reading.facts.kv_revision
-            self._claimant = reading.writer
-        elif self._claimant is not None and self._claimant.alive:
-            return  # torn, lying or emptied half of a live engine: keep what is in force
-        elif reading is None and device.page.rollout_writer_alive():
-            claim, revision = device.page.kv_total, 0  # never read yet: assume the worst
-        else:
-            claim, revision = 0, 0
-        parking = device.parking
-        quota = serving_quota(
-            device.page.kv_total,
-            claim,
-            self.options.headroom,
-            parking.blocks * parking.block_bytes,
-        )
-        wanted = quota // parking.block_bytes
-        in_force = (claim, revision) == (self._claim, self._claim_revision)
-        if in_force and parking.usable == wanted and not force:
-            return
-        slice_end = max(wanted, parking.usable - max(1, SLICE // parking.block_bytes))
-        with device.guard:
-            reached = parking.set_usable(slice_end)
-        self._handing_over = reached == slice_end > wanted
-        if reached > wanted:
-            return  # more to park, or requests hold it: not acknowledged, rollout waits
-        self._claim, self._claim_revision = claim, revision
-        self._news_for_rollout = True
+    def _say_killed(self, why: str) -> None:
+        logger.error("rose: killing the rollout engine: %s", why)
 
     def _renew_promise(self) -> None:
         """Take over an SLO that the node has changed since this engine started."""

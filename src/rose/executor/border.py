@@ -6,32 +6,65 @@ See `memory` for the policy and why the order of claim, acknowledgement and use 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from rose.executor import memory
 from rose.executor.facts import ServingFacts
 from rose.executor.memory import Budget, Demand, MemoryTerms
 from rose.executor.page import Page
-from rose.executor.vllm.parking import Parking
+
+RECLAIMS_REMEMBERED = 16
+
+
+class Quota(Protocol):
+    """A share of an engine's KV blocks that its requests may use (`vllm.parking`)."""
+
+    block_bytes: int
+    blocks: int
+
+    @property
+    def usable(self) -> int: ...
+
+    @property
+    def used(self) -> int: ...
+
+    def set_usable(self, wanted: int) -> int: ...
 
 
 class Border:
     def __init__(
-        self, page: Page, parking: Parking, publish: Callable[[], None], *, dedicated: bool
+        self,
+        page: Page,
+        parking: Quota,
+        publish: Callable[[], None],
+        *,
+        dedicated: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dedicated = dedicated
         self._page = page
         self._parking = parking
         self._publish = publish
+        self._clock = clock
         self._budget = Budget()
+        self.may = 0
+        """Bytes that the policy would let us have."""
         self.claim = 0
-        self.revision = time.monotonic_ns() // 1000  # never reused, also not by a restarted engine
+        self.revision = int(clock() * 1e6)  # never reused, also not by a restarted engine
         self.cuts = 0
         self.grown = 0
         self.reclaim_ms = 0.0
+        self._reclaims: deque[float] = deque(maxlen=RECLAIMS_REMEMBERED)
         self.owes = False
         """Requests hold blocks that the policy wants back."""
         parking.set_usable(0)
+
+    @property
+    def give_back_s(self) -> float:
+        """The longest that recent memory took to give back, beside the step it had to wait for."""
+        return max(self._reclaims, default=0.0)
 
     def follow(
         self,
@@ -42,11 +75,12 @@ class Border:
     ) -> bool:
         """Move to where the policy wants the border; True when something changed.
 
-        `serving` is None on a dedicated device or when its engine is dead. `make_room` ends turns
-        until that many blocks are free; None when it may not (a step is in flight).
+        `serving` is None on a dedicated device or when its facts cannot be relied upon. `make_room`
+        ends turns until that many blocks are free; None when it may not (a step is in flight).
         """
-        now = time.monotonic()
+        now = self._clock()
         self._budget = memory.decide(self._budget, demand, terms, now)
+        self.may = memory.reach(self._budget, demand, terms)
         wanted = self._budget.bytes // self._parking.block_bytes
         held = self._parking.usable
         self.owes = False
@@ -72,7 +106,9 @@ class Border:
             reached = self._parking.set_usable(wanted)
         self.owes = reached > wanted
         self.cuts += reached < held
-        self.reclaim_ms = (time.monotonic() - began) * 1e3
+        took = self._clock() - began
+        self._reclaims.append(took)
+        self.reclaim_ms = took * 1e3
         return self._stake(reached)
 
     def _stake(self, blocks: int) -> bool:

@@ -1,0 +1,95 @@
+"""Serving's side of the device's memory: respect the rollout engine's claim, and no more than that.
+
+The lender keeps serving's KV quota at what the claim leaves, and acknowledges a claim once the
+quota is in force. Only a rollout engine that is certainly gone claims nothing; one that cannot be
+read keeps what it was last known to claim. When nobody else takes memory back (the node is dead,
+the engine hangs), the lender kills the engine that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from rose.executor.border import Quota
+from rose.executor.memory import serving_quota
+from rose.executor.page import Page
+from rose.executor.processes import Writer
+from rose.executor.suspicion import Suspicion
+
+PATIENCE = 1.2
+"""Of the node's: where there is one, it is first."""
+
+
+class Lender:
+    def __init__(
+        self,
+        page: Page,
+        parking: Quota,
+        headroom: float,
+        guard: AbstractContextManager[object],
+        *,
+        slice_bytes: int,
+        owns: bool,
+    ) -> None:
+        """`slice_bytes` are parked at a time: returning pages takes the lock, and serving must not
+        wait for it. `owns`: serving's half of the page is ours to write."""
+        self._page = page
+        self._parking = parking
+        self._headroom = headroom
+        self._guard = guard
+        self._slice = max(1, slice_bytes // parking.block_bytes)
+        self.claim = self.revision = 0
+        """Of the claim that the quota respects."""
+        self.claimant: Writer | None = None
+        self.handing_over = False
+        """There is more to park."""
+        self.owns = owns
+        self.killed = 0
+        self._suspicion = Suspicion(PATIENCE)
+
+    def respect(self, *, force: bool = False) -> bool:
+        """Keep the quota at what the rollout engine's claim leaves; True when a new claim is."""
+        page, parking = self._page, self._parking
+        reading = page.rollout()
+        if reading is not None and page.processes.alive(reading.writer):
+            claim, revision = reading.facts.kv_claim, reading.facts.kv_revision
+            self.claimant = reading.writer
+        elif self.claimant is not None and page.processes.alive(self.claimant):
+            return False  # torn, lying or emptied half of a live engine: keep what is in force
+        elif reading is None and page.rollout_writer_alive():
+            claim, revision = page.kv_total, 0  # never read yet: assume the worst
+        else:
+            claim, revision = 0, 0
+        quota = serving_quota(
+            page.kv_total, claim, self._headroom, parking.blocks * parking.block_bytes
+        )
+        wanted = quota // parking.block_bytes
+        in_force = (claim, revision) == (self.claim, self.revision)
+        if in_force and parking.usable == wanted and not force:
+            return False
+        slice_end = max(wanted, parking.usable - self._slice)
+        with self._guard:
+            reached = parking.set_usable(slice_end)
+        self.handing_over = reached == slice_end > wanted
+        if reached > wanted:
+            return False  # more to park, or requests hold it: not acknowledged, rollout waits
+        self.claim, self.revision = claim, revision
+        return True
+
+    def stand(self, now: float) -> None:
+        """Serving's half of the page is ours, or we say that there are two of us."""
+        self.owns = self.owns or self._page.own("serving")
+        if not self.owns:
+            self._page.intrude(now)
+
+    def defend(self, now: float, said: Callable[[str], None]) -> None:
+        """Take memory back from a rollout engine that does not let go."""
+        why = self._suspicion.stuck(self._page, now)
+        reading = self._page.rollout()
+        if why is None or reading is None:
+            return
+        said(why)
+        self._suspicion = Suspicion(PATIENCE)
+        self.killed += 1
+        self._page.processes.kill(reading.writer)

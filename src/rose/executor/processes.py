@@ -1,0 +1,137 @@
+"""Which processes live, and how one that holds a device's memory is ended.
+
+Death alone frees memory, so it must be certain. A process of which the kernel does not say that it
+is gone (no descriptors left to ask with) counts as alive. Who may have to be killed is held by a
+pidfd from the first look on: killing then needs no descriptor, and never hits another process that
+was given the same pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+REMEMBERED = 8
+"""Processes whose pidfds are kept: those of one device, and a few that they replaced."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The process that wrote a section: a pid alone may have been given to another process."""
+
+    pid: int
+    started: int
+
+
+class Processes(Protocol):
+    """What the kernel knows of processes; a simulation has a table of its own."""
+
+    def alive(self, writer: Writer) -> bool:
+        """False only when the process is certainly gone."""
+
+    def stopped(self, writer: Writer) -> bool:
+        """Whether the process is known to be stopped (SIGSTOP)."""
+
+    def kill(self, writer: Writer) -> None:
+        """Send SIGKILL; no error when it is gone or not ours."""
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat after the name; None when the process is gone.
+
+    Raises OSError when that cannot be known.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return stat.rpartition(")")[2].split()
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a live process in clock ticks; None when it is gone or a zombie.
+
+    Raises OSError when that cannot be known.
+    """
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
+
+
+def is_alive(writer: Writer) -> bool:
+    try:
+        return writer.pid > 0 and process_start(writer.pid) == writer.started
+    except OSError:
+        return True
+
+
+class Kernel:
+    """The processes of this host."""
+
+    def __init__(self) -> None:
+        self._pidfds: dict[Writer, int] = {}
+        self._dead: set[Writer] = set()
+
+    def alive(self, writer: Writer) -> bool:
+        if writer in self._dead:
+            return False
+        pidfd = self._pidfd(writer)
+        if pidfd is None:
+            return writer not in self._dead and is_alive(writer)
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        if ended.poll(0):
+            self._bury(writer)
+            return False
+        return True
+
+    def stopped(self, writer: Writer) -> bool:
+        with contextlib.suppress(OSError):
+            fields = _stat(writer.pid)
+            return fields is not None and fields[0] == "T" and int(fields[19]) == writer.started
+        return False
+
+    def kill(self, writer: Writer) -> None:
+        pidfd = self._pidfd(writer)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if pidfd is not None:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            elif writer not in self._dead and is_alive(writer):
+                os.kill(writer.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        self._pidfds.clear()
+
+    def _pidfd(self, writer: Writer) -> int | None:
+        """None when the process is gone (then it is noted as dead) or no descriptor is left."""
+        if (known := self._pidfds.get(writer)) is not None:
+            return known
+        if writer in self._dead:
+            return None
+        try:
+            if writer.pid <= 0 or process_start(writer.pid) != writer.started:
+                self._bury(writer)
+                return None
+            pidfd = os.pidfd_open(writer.pid)
+        except ProcessLookupError:
+            self._bury(writer)
+            return None
+        except OSError:
+            return None
+        while len(self._pidfds) >= REMEMBERED:
+            os.close(self._pidfds.pop(next(iter(self._pidfds))))
+        self._pidfds[writer] = pidfd
+        return pidfd
+
+    def _bury(self, writer: Writer) -> None:
+        if len(self._dead) >= REMEMBERED:
+            self._dead.clear()
+        self._dead.add(writer)
+        if (pidfd := self._pidfds.pop(writer, None)) is not None:
+            os.close(pidfd)
