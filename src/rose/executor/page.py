@@ -210,6 +210,7 @@ class Page:
             raise
 
     def close(self) -> None:
+        self._map.close()  # it holds a descriptor of its own, and with it what we own
         os.close(self._fd)
         self._fd = -1
 
