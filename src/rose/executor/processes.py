@@ -115,19 +115,33 @@ class Kernel:
         if writer in self._dead:
             return None
         try:
-            if writer.pid <= 0 or process_start(writer.pid) != writer.started:
-                self._bury(writer)
-                return None
-            pidfd = os.pidfd_open(writer.pid)
-        except ProcessLookupError:
-            self._bury(writer)
-            return None
+            pidfd = self._opened(writer)
         except OSError:
+            return None
+        if pidfd is None:
+            self._bury(writer)
             return None
         while len(self._pidfds) >= REMEMBERED:
             os.close(self._pidfds.pop(next(iter(self._pidfds))))
         self._pidfds[writer] = pidfd
         return pidfd
+
+    def _opened(self, writer: Writer) -> int | None:
+        """None when the process is gone. Whose pid it is is asked after the pidfd was opened: what
+        is held cannot be given to another process any more."""
+        if writer.pid <= 0:
+            return None
+        try:
+            pidfd = os.pidfd_open(writer.pid)
+        except ProcessLookupError:
+            return None
+        mine = False
+        try:
+            mine = process_start(writer.pid) == writer.started
+        finally:
+            if not mine:
+                os.close(pidfd)
+        return pidfd if mine else None
 
     def _bury(self, writer: Writer) -> None:
         if len(self._dead) >= REMEMBERED:
