@@ -56,7 +56,7 @@ class Custody:
         Any word that the device was taken back counts. A lease that the engine still holds is kept
         otherwise.
         """
-        self.epoch = (left.epoch if left is not None else 0) + 1
+        self.epoch = 1 + max(said.epoch if said is not None else 0 for said in (left, held))
         self.offered = not taken_back and (left is None or bool(left.offered))
         self.cold = held is None
         kept = self.offered and held is not None
