@@ -56,6 +56,7 @@ class Actor:
     """It does not look at the page any more, like a process that is stopped."""
     turns: int = 0
     unkillable: bool = False
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -66,19 +67,21 @@ class Actor:
         self.task = asyncio.create_task(play())
         return self
 
-    def open(self) -> Page:
+    async def open(self) -> Page:
         config = self.config
-        return Page.create(
+        page = Page.create(
             config.page_path,
             kv_total=config.kv_total,
             device=config.device,
             me=self.writer,
             processes=self.host,
         )
+        await until(lambda: page.own(self.role))
+        self.opened.set()
+        return page
 
     async def _rollout(self) -> None:
-        page = self.page = self.open()
-        assert page.own("rollout")
+        page = self.page = await self.open()
         blocks = self.blocks = Blocks(self.config.kv_total, block_bytes=1)
         borrower: Borrower
         terms = memory.MemoryTerms(page.kv_total, 0.2, "aimd", page.kv_total)
@@ -110,8 +113,7 @@ class Actor:
         page.close()
 
     async def _serving(self) -> None:
-        page = self.page = self.open()
-        assert page.own("serving")
+        page = self.page = await self.open()
         blocks = Blocks(page.kv_total, usable=page.kv_total)
         lender = Lender(page, blocks, 0.2, threading.Lock(), slice_bytes=1 << 40, owns=True)
         while self.alive:
@@ -142,8 +144,7 @@ class Actor:
         return True
 
     async def ready(self, session: object) -> None:
-        while self.alive and not hasattr(self, "page"):
-            await asyncio.sleep(TICK_S)
+        await self.opened.wait()
 
     async def healthy(self, session: object) -> bool:
         return self.alive
