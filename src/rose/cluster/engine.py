@@ -184,7 +184,8 @@ class Engine:
         except OSError:  # no descriptors left to look with: the process group takes none
             return await self._kill_group()
         if gently and self.alive:
-            os.kill(self.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
             members = await self._left(members, STOP_S)
         for member in members:
             with contextlib.suppress(psutil.NoSuchProcess):
