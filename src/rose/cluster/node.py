@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -45,8 +46,9 @@ RESTART_S = 2.0
 
 
 class Node:
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
+        self.clock = clock
         self.preemption: Preemption | None = None
         self.rule = config.rollout.rule
         self.memory_policy: str = config.rollout.memory_policy
@@ -91,32 +93,16 @@ class Node:
     def _publish(self) -> None:
         """The orders as they stand. Repeated for as long as this node lives: the page may have been
         damaged, and orders that nobody repeats end."""
-        self.page.publish("node", self.custody.orders(self._sharing(), time.monotonic()))
+        self.page.publish("node", self.custody.orders(self._sharing(), self.clock()))
 
     # ---- start and stop
 
     async def start(self) -> None:
         config = self.config
-        check_fits(config)
         found = self._memo.recall(config.device)
-        serving_port = rollout_port = 0
-        if config.serving is not None and not config.serving.attach and "serving" not in found:
-            serving_port = free_port(config.serving.port, "serving.port")
-        if "rollout" not in found:
-            rollout_port = free_port(config.rollout.port, "rollout.port")
-        self._profiles = await profiles.ensure(config)
-        if config.serving is not None:
-            check_slo(
-                config.serving.ttft_ms,
-                config.serving.tpot_ms,
-                config.serving.slo_margin,
-                self._profiles["serving"].profile,
-            )
-        self.preemption = await asyncio.to_thread(self._try_preemption)
+        ports = await self._prepare(found)
         try:
-            self.page = Page.create(
-                config.page_path, kv_total=config.kv_total, device=config.device
-            )
+            self.page = self._open_page()
             if not self.page.own("node"):
                 raise ConfigError(f"device {config.device} already has a node")
         except (PageError, OSError) as error:
@@ -129,10 +115,10 @@ class Node:
         )
         self._publish()
         self._tasks.append(asyncio.create_task(self._repeat_orders()))
-        self.session = await self._stack.enter_async_context(aiohttp.ClientSession())
+        self.session = await self._stack.enter_async_context(self._session())
         try:
-            self.serving = self._serving(found, serving_port)
-            self.rollout = found.get("rollout") or self._start("rollout", rollout_port)
+            self.serving = self._serving(found, ports["serving"])
+            self.rollout = found.get("rollout") or self._start("rollout", ports["rollout"])
             self._remember()
             waits = [
                 engine.ready(self.session) for engine in (self.serving, self.rollout) if engine
@@ -152,6 +138,33 @@ class Node:
         self._tasks.append(asyncio.create_task(self._supervise()))
         log.info("node ready", extra={"facts": self.status()})
 
+    async def _prepare(self, found: dict[str, Engine]) -> dict[str, int]:
+        """All that can be refused before anything is started; ports of engines to start."""
+        config = self.config
+        check_fits(config)
+        ports = {"serving": 0, "rollout": 0}
+        if config.serving is not None and not config.serving.attach and "serving" not in found:
+            ports["serving"] = free_port(config.serving.port, "serving.port")
+        if "rollout" not in found:
+            ports["rollout"] = free_port(config.rollout.port, "rollout.port")
+        self._profiles = await profiles.ensure(config)
+        if config.serving is not None:
+            check_slo(
+                config.serving.ttft_ms,
+                config.serving.tpot_ms,
+                config.serving.slo_margin,
+                self._profiles["serving"].profile,
+            )
+        self.preemption = await asyncio.to_thread(self._try_preemption)
+        return ports
+
+    def _session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession()
+
+    def _open_page(self) -> Page:
+        config = self.config
+        return Page.create(config.page_path, kv_total=config.kv_total, device=config.device)
+
     def _serving(self, found: dict[str, Engine], port: int) -> Engine | None:
         if self.config.serving is None:
             return None
@@ -167,7 +180,7 @@ class Node:
         Whether it still is, is looked at before every step of rollouts."""
         if self.config.serving is None or not self.config.serving.attach:
             return
-        if self.page.lending(time.monotonic()) is None:
+        if self.page.lending(self.clock()) is None:
             raise ConfigError(
                 f"serving.attach: the engine at {self.config.serving.attach} does not write to "
                 f"page {self.config.page_path}; start it with rose's options (docs/sre.md)"
@@ -267,7 +280,7 @@ class Node:
 
     async def _order(self, state: LeaseState) -> float:
         """Write an order, help it along, and wait until it is carried out."""
-        began = time.monotonic()
+        began = self.clock()
         async with self._lock:
             self.custody.order(state)
             epoch = self.custody.epoch
@@ -279,7 +292,7 @@ class Node:
             self._lift_rollout()
         limit_s = REVOKE_S if revoked else ORDER_S
         while not self._carried_out(state, epoch):
-            if time.monotonic() - began > limit_s:
+            if self.clock() - began > limit_s:
                 if not revoked:
                     raise TimeoutError(
                         f"the rollout engine is not {state.name.lower()} after {limit_s:.0f} s"
@@ -290,10 +303,14 @@ class Node:
                 raise TimeoutError(f"another order came before the engine was {state.name.lower()}")
             seen = self.page.bell("node")
             if not self._carried_out(state, epoch):
-                await asyncio.to_thread(self.page.wait, "node", seen, 0.02)
+                await self._wait(seen)
         if revoked:
             await self._hand_over()
-        return time.monotonic() - began
+        return self.clock() - began
+
+    async def _wait(self, seen: int) -> None:
+        """Until the rollout engine has news, or for a moment."""
+        await asyncio.to_thread(self.page.wait, "node", seen, 0.02)
 
     def _carried_out(self, state: LeaseState, epoch: int) -> bool:
         reading = self.page.rollout()
@@ -305,9 +322,9 @@ class Node:
 
     async def _hand_over(self) -> None:
         """Serving hears of its memory a moment after it is back."""
-        deadline = time.monotonic() + HAND_OVER_S
-        while time.monotonic() < deadline:
-            reading = self.page.lending(time.monotonic())
+        deadline = self.clock() + HAND_OVER_S
+        while self.clock() < deadline:
+            reading = self.page.lending(self.clock())
             if reading is None or has_memory_back(reading.facts, self.page.kv_total):
                 return
             await asyncio.sleep(0.002)
@@ -362,7 +379,7 @@ class Node:
                 log.exception("supervision failed; going on")
 
     async def _look_after(self) -> None:
-        now = time.monotonic()
+        now = self.clock()
         if self.page.mend():
             log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
         self._look_for_serving(now)
@@ -495,7 +512,7 @@ class Node:
             "rollout": _shown(self.rollout),
             "restarts": self.restarts,
             "offered": self.offered,
-            "serving_seen": self.page.lending(time.monotonic()) is not None,
+            "serving_seen": self.page.lending(self.clock()) is not None,
         }
 
 
