@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import aiohttp
@@ -67,6 +67,7 @@ class Node:
         self.kills = 0
         self._suspicion = Suspicion()
         self._memo = Memo.of(config)
+        self._started = False
         self._blind = False
         """Serving is not seen, and that was said."""
         self._pause = {"serving": RESTART_S, "rollout": RESTART_S}
@@ -107,6 +108,7 @@ class Node:
                 raise ConfigError(f"device {config.device} already has a node")
         except (PageError, OSError) as error:
             raise ConfigError(str(error)) from error
+        await self._clear_strangers(found)
         left, rollout = self.page.node(), self.page.rollout()
         self.custody.recall(
             left.facts if left is not None else None,
@@ -126,17 +128,34 @@ class Node:
             await asyncio.gather(*waits)
             self._keep_off_device()
             self._check_attached()
+            self._tasks.append(asyncio.create_task(self._supervise()))
             if self.custody.cold:
                 await self._warm_up()
-        except TimeoutError as error:
-            await self.stop()
-            raise ConfigError(f"{error}; see {self.config.log_dir}/rollout.log") from error
         except BaseException:
-            await self.stop()
+            await self.stop(spare=found)
             raise
-        self.ready = True
-        self._tasks.append(asyncio.create_task(self._supervise()))
+        self._started, self.ready = True, not self._reviving
         log.info("node ready", extra={"facts": self.status()})
+
+    async def _clear_strangers(self, found: dict[str, Engine]) -> None:
+        """Engines on the page that no memo knows of (it could not be written): a rollout engine
+        that nobody could take back is ended, a serving engine is its users'."""
+        serving, rollout = self.page.serving(), self.page.rollout()
+        alive = self.page.processes.alive
+        attach = self.config.serving is not None and self.config.serving.attach
+        if not attach and "serving" not in found and serving and alive(serving.writer):
+            raise ConfigError(
+                f"page {self.page.path} already has a serving engine, process "
+                f"{serving.writer.pid}, which this node did not start: stop it, or name its URL "
+                "in serving.attach"
+            )
+        if "rollout" not in found and rollout and alive(rollout.writer):
+            log.warning("ending a rollout engine that an earlier node left and nobody remembers")
+            self.page.processes.kill(rollout.writer)
+            for _ in range(int(REVOKE_S / 0.05)):
+                if not alive(rollout.writer):
+                    return
+                await asyncio.sleep(0.05)
 
     async def _prepare(self, found: dict[str, Engine]) -> dict[str, int]:
         """All that can be refused before anything is started; ports of engines to start."""
@@ -201,6 +220,8 @@ class Node:
             return
         try:
             await self.activate()
+        except TimeoutError as error:
+            log.warning("first steps have to wait for a lease: %s", error)
         finally:
             await self.revoke()
 
@@ -215,8 +236,9 @@ class Node:
                     said = await answer.text()
                     raise ConfigError(f"the rollout engine fails to generate: {said}")
 
-    async def stop(self) -> None:
-        """End everything this node started; an attached serving engine is left alone.
+    async def stop(self, spare: Collection[str] = ()) -> None:
+        """End everything this node started; an attached serving engine is left alone, and so are
+        engines of an earlier node (`spare`) when this one does not come up.
 
         That the device was taken back stays known; if no disk takes it, the page stays for it.
         """
@@ -225,13 +247,15 @@ class Node:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not self.offered:
             self._remember()
-        mine = [e for e in (self.rollout, self.serving) if e is not None and e.pid]
+        both = (self.rollout, self.serving)
+        mine = [e for e in both if e is not None and e.pid and e.role not in spare]
         cores = {e.role: self.core(e.role) for e in mine}
         await asyncio.gather(*(e.stop(also=cores[e.role]) for e in mine))
-        kept = not self.offered and self._memo.unwritten
+        kept = spare or (not self.offered and self._memo.unwritten)
         if not kept and (self.config.serving is None or not self.config.serving.attach):
             self.config.page_path.unlink(missing_ok=True)
-        self._memo.forget()
+        if not spare:
+            self._memo.forget()
         await self._stack.aclose()
 
     def core(self, role: str) -> int | None:
@@ -371,25 +395,30 @@ class Node:
             await asyncio.sleep(SUPERVISE_S)
 
     async def _supervise(self) -> None:
+        duties = (self._mend, self._look_for_serving, self._free_memory, self._revive_the_dead)
         while True:
             await asyncio.sleep(SUPERVISE_S)
-            try:
-                await self._look_after()
-            except Exception:
-                log.exception("supervision failed; going on")
+            for duty in duties:
+                try:
+                    await duty()
+                except Exception:
+                    log.exception("%s failed; going on", duty.__name__.strip("_"))
 
-    async def _look_after(self) -> None:
-        now = self.clock()
+    async def _mend(self) -> None:
         if self.page.mend():
             log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
-        self._look_for_serving(now)
+        if self._memo.unwritten:
+            self._remember()
+
+    async def _free_memory(self) -> None:
+        """Help serving to memory that the rollout engine holds against it."""
         if starved(self.page):
             self._lift_rollout()
         dedicated = self.config.serving is None
-        if self.rollout and (why := self._suspicion.stuck(self.page, now, dedicated=dedicated)):
+        if why := self._suspicion.stuck(self.page, self.clock(), dedicated=dedicated):
             await self._kill_rollout(why)
-        if self._memo.unwritten:
-            self._remember()
+
+    async def _revive_the_dead(self) -> None:
         for role in ("serving", "rollout"):
             engine: Engine | None = getattr(self, role)
             if engine is None or not engine.pid or engine.alive or role in self._reviving:
@@ -403,10 +432,11 @@ class Node:
             self._reviving.add(role)
             self._tasks.append(asyncio.create_task(self._revive(role, engine)))
 
-    def _look_for_serving(self, now: float) -> None:
+    async def _look_for_serving(self) -> None:
         """Say when a serving engine is not seen, and when it is again."""
         if self.config.serving is None or not self.ready:
             return
+        now = self.clock()
         blind = self.page.lending(now) is None
         if blind != self._blind:
             facts = {"facts": {"page": str(self.page.path), "two": self.page.rival(now)}}
@@ -427,7 +457,7 @@ class Node:
             log.exception("restart failed; trying again", extra={"facts": {"role": role}})
         finally:
             self._reviving.discard(role)
-            self.ready = not self._reviving
+            self.ready = self._started and not self._reviving
 
     async def _restart(self, role: str, dead: Engine) -> None:
         port = int(dead.url.rpartition(":")[2])

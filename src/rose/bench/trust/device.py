@@ -23,7 +23,7 @@ from rose.cluster.engine import KILL_S, Engine
 from rose.cluster.memo import Memo
 from rose.cluster.node import Node
 from rose.executor.facts import NodeOrders
-from rose.executor.page import Page
+from rose.executor.page import Page, PageError
 from rose.executor.priority import Preemption
 
 LEASE_S = 4.0
@@ -35,15 +35,15 @@ MOST_TURNS = 24
 class SimPage(Page):
     """Rings wake tasks instead of threads."""
 
-    device: Device
+    bells: dict[str, list[asyncio.Event]]
 
     def ring(self, name: str) -> None:
         super().ring(name)
-        for event in self.device.bells[name]:
+        for event in self.bells[name]:
             event.set()
 
     def listen(self, name: str, event: asyncio.Event) -> None:
-        self.device.bells[name].append(event)
+        self.bells[name].append(event)
 
 
 class Device:
@@ -64,6 +64,11 @@ class Device:
         self.node: SimNode | None = None
         self.taken_back = False
         """The owner was told so, and has not lent the device since."""
+        self.asked_back = False
+        """The owner has asked for it, answered or not."""
+        self.lent_at = -1.0
+        self.was_held = False
+        """The kernel held the rollout engine: killing it may have taken its time."""
         self.warm_up_fails = False
         self.serving_boots_as = "rose"
         self.answers = "sense"
@@ -92,7 +97,7 @@ class Device:
             processes=SimKernel(process),
         )
         assert isinstance(page, SimPage)
-        page.device = self
+        page.bells = self.bells
         process.at_end.append(page.close)
         return page
 
@@ -123,7 +128,10 @@ class Device:
         engine.up = True
 
     def _serve(self, process: Process) -> None:
-        serving = SimServing(self, process, self.serving_boots_as)
+        try:
+            serving = SimServing(self, process, self.serving_boots_as)
+        except (PageError, OSError):
+            serving = SimServing(self, process, "stock")  # as the live one, which says so
         process.at_end.append(lambda: self.servings.remove(serving))
 
     def _rollout(self, process: Process) -> SimRollout | None:
@@ -205,12 +213,15 @@ class SimNode(Node):
     def __init__(self, device: Device, process: Process) -> None:
         super().__init__(config(device.attached), clock=device.clock)
         self.device, self.process = device, process
-        disk = device.disk
-        paths: Any = disk.path("shm/page.json"), disk.path("disk/taken-back")
-        self._memo = Memo(*paths, again=self._engine_again)
+        memo: Any = device.disk.path("shm/page.json")
+        taken_back: Any = device.disk.path("disk/taken-back")
+        self._memo = Memo(memo, taken_back, again=self._engine_again)
         if device.preempts:
             self.preemption = Preemption(True, 0.0, 0.002)
         self._rung = asyncio.Event()
+        self.started_at = device.clock()
+        self.up = False
+        """Its API answers."""
         process.at_end.append(self._end)
 
     def _end(self) -> None:
@@ -220,6 +231,7 @@ class SimNode(Node):
     async def live(self) -> None:
         """As `api.running`."""
         await self.start()
+        self.up = True
         self._tasks.append(asyncio.create_task(reporting.report(self, "scheduler", "")))
 
     # ---- borders

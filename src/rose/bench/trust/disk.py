@@ -1,4 +1,4 @@
-"""A small file system in memory whose disks can be full: as much of `pathlib.Path` as a node uses."""
+"""A file system in memory whose disks can be full: as much of `pathlib.Path` as a node uses."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class SimAside(Aside):
         self._process = process
         self.rung = asyncio.Event()
         super().__init__(process.name, page, then, fatal=fatal)
-        self.post = self._posted  # type: ignore[method-assign]
+        self._put, self.post = self.post, self._posted
         for bell in bells:
             page.listen(bell, self.rung)  # type: ignore[attr-defined]
 
@@ -66,8 +66,8 @@ class SimAside(Aside):
         while True:
             await self._process.wait(self.rung, self.turn())
 
-    def _posted(self, job: Any) -> None:
-        self._jobs.put(job)
+    def _posted(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        self._put(item)
         self.rung.set()
 
     def _end_process(self) -> None:
@@ -90,9 +90,7 @@ class SimRollout:
             page, self.parking, self._publish, terms, dedicated=False, clock=clock
         )
         self.border = self.borrower.border
-        self.gate = Gate(
-            page, Tracker(PROFILE), clock, dedicated=False, chunk=512, clock=clock
-        )
+        self.gate = Gate(page, Tracker(PROFILE), clock, dedicated=False, chunk=512, clock=clock)
         self.turns: list[int] = []
         """Steps that each still needs; every turn holds one block."""
         self.stepping = False
@@ -140,7 +138,7 @@ class SimRollout:
                 self._do_chores()
             now = self._device.clock()
             tokens = self.gate.granted(len(self.turns), now) if self.turns else 0
-            if not tokens or self.parking.used + len(self.turns) > self.parking.usable:
+            if not tokens or not self.parking.usable:
                 await self.process.wait(self._changed, 0.1)
                 continue
             await self._step(tokens)
@@ -150,10 +148,12 @@ class SimRollout:
         device.promises.launched(self)
         began, window = device.clock(), gate.used
         gate.begun += 1
-        self.parking.used, self.stepping = len(self.turns), True
+        self.parking.used = running = min(len(self.turns), self.parking.usable)
+        self.stepping = True
         await self.process.sleep(LONG_STEP_S if tokens > 256 and self.steps % 7 == 0 else STEP_S)
         self.stepping, self.steps = False, self.steps + 1
-        self.turns = [left - 1 for left in self.turns if left > 1]
+        left = [left - 1 for left in self.turns[:running] if left > 1]
+        self.turns = left + self.turns[running:]
         self.parking.used = 0
         ended = device.clock()
         step = Step(0, 1, 0)
@@ -207,20 +207,22 @@ class SimServing:
         """Looks of the second thread that will fail."""
         self.overloaded = False
         self.lender: Lender | None = None
-        device.servings.append(self)
         self.seen_at = device.clock()
         """When it last told of itself on the page; until then, when it began."""
         if kind == "stock":
+            device.servings.append(self)
             return
         self.page = page = device.open_page(process)
-        self.parking = Parking(device)
+        device.servings.append(self)
+        parking = Parking(device)
         self.lender = Lender(
-            page, self.parking, HEADROOM, nullcontext(), slice_bytes=16 * BLOCK,
+            page, parking, HEADROOM, nullcontext(), slice_bytes=16 * BLOCK,
             owns=page.own("serving"),
         )  # fmt: skip
         self.lender.stand(device.clock())
         for _ in range(1 + BLOCKS // 16):
             self.lender.respect(force=True)
+        self.parking = parking  # before that nobody could be served
         self.aside = SimAside(process, page, self._tell, "serving", fatal=False)
 
     @property

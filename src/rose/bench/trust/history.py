@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rose.bench.trust.device import MOST_TURNS, Device
+from rose.bench.trust.device import MOST_TURNS, Device, SimNode
 from rose.bench.trust.promises import CALM_S
 from rose.bench.trust.virtual import VirtualLoop
 from rose.cluster.config import ConfigError
@@ -39,7 +39,6 @@ class Outcome:
     unseen_launches: int
     revoke_s: float
     memory_back_s: float
-    steps: int
     faults: tuple[str, ...]
 
 
@@ -47,14 +46,14 @@ class History:
     def __init__(self, device: Device) -> None:
         self.device, self.rng = device, device.rng
         self.tasks: list[asyncio.Task[Any]] = []
-        self.steps = 0
+        self.calm = False
 
     async def live(self) -> tuple[str, ...]:
         device = self.device
         if device.attached:
             device.start_engine("serving")
         await device.start_node()
-        self.begin(self._watch(), self._users(), self._turns())
+        self.begin(self._watch(), self._users(), self._turns(), self._init())
         await asyncio.sleep(4.0)  # both engines are up, and lent
         owner = self.begin(self._owner())
         names = self.rng.choices(list(FAULT), k=self.rng.randint(*FAULTS))
@@ -70,12 +69,26 @@ class History:
         self.tasks += [asyncio.get_running_loop().create_task(work) for work in works]
         return self.tasks[-1]
 
-    def end(self) -> None:
+    async def end(self) -> None:
         for process in self.device.table.living:
             process.held = False
             process.kill()
-        for task in self.tasks:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _init(self) -> None:
+        """As systemd: a node that could not start is started again."""
+        while True:
+            await asyncio.sleep(1.0)
+            node = self.device.node
+            if node is not None and node.process.alive and node.process.failure is not None:
+                node.process.kill()
+                await self.device.start_node()
+            if self.calm and self.device.attached:
+                for process in [p for p in self.device.table.living if p.name == "serving"][1:]:
+                    process.kill()
 
     # ---- people
 
@@ -107,33 +120,39 @@ class History:
 
     async def take_back(self) -> bool:
         """As the owner's client: False when it was not told that it is done."""
-        device, node = self.device, self.device.node
-        if node is None or not node.process.alive or not node.ready:
+        device, began = self.device, self.device.clock()
+        node = self._reached()
+        if node is None:
             return False
-        began = device.clock()
-        call = node.process.spawn(node.take_back())
-        with suppress(asyncio.CancelledError, *EXPECTED):
-            await asyncio.wait({call})
-            call.result()
+        device.asked_back = True
+        error = await self._call(node.process.spawn(node.take_back()))
+        if error is None:
             device.taken_back = True
             device.promises.revoked(device.clock() - began)
-            return True
-        if not call.cancelled() and isinstance(call.exception(), OSError):
-            if not isinstance(call.exception(), TimeoutError):
-                device.promises.break_("a revocation is never refused", repr(call.exception()))
-        return False
+        elif not isinstance(error, asyncio.CancelledError) and not device.was_held:
+            device.promises.break_("a revocation is never refused", repr(error))
+        return error is None
 
     async def lend(self) -> bool:
-        node = self.device.node
-        if node is None or not node.process.alive or not node.ready:
+        node = self._reached()
+        if node is None:
             return False
-        self.device.taken_back = False
-        call = node.process.spawn(node.lend())
-        with suppress(asyncio.CancelledError, *EXPECTED):
-            await asyncio.wait({call})
-            call.result()
-            return True
-        return False
+        self.device.taken_back = self.device.asked_back = False
+        self.device.lent_at = self.device.clock()
+        error = await self._call(node.process.spawn(node.lend()))
+        if error is None:
+            self.device.lent_at = self.device.clock()
+        return error is None
+
+    def _reached(self) -> SimNode | None:
+        """The node, if its API is up."""
+        node = self.device.node
+        return node if node is not None and node.process.alive and node.up else None
+
+    async def _call(self, call: asyncio.Task[float]) -> BaseException | None:
+        """What went wrong with it; CancelledError when the node died meanwhile."""
+        await asyncio.wait({call})
+        return asyncio.CancelledError() if call.cancelled() else call.exception()
 
     # ---- the end
 
@@ -152,12 +171,15 @@ class History:
         was_taken_back = device.taken_back
         node = device.node
         if node is None or not node.ready:
-            promises.break_("all is well after a calm", "the node is not ready")
+            promises.break_(
+                "all is well after a calm",
+                f"the node is not ready: {node and node.process.failure!r}",
+            )
             return
         if was_taken_back and node.offered:
             promises.break_("what is taken back stays so", "the node offers the device")
         device.wants = True
-        if not was_taken_back and not node.offered:
+        if not device.asked_back and not node.offered:
             promises.break_("what is lent stays so", "the node does not offer the device")
         await self._lends()
         await self._is_given_back()
@@ -167,9 +189,10 @@ class History:
         device = self.device
         if not device.node_lives:
             await device.start_node()
-        stock = [serving for serving in device.servings if serving.kind == "stock"]
-        for serving in stock:
-            serving.process.kill()
+        self.calm = True
+        for serving in list(device.servings):
+            if serving.kind == "stock":
+                serving.process.kill()
         if device.attached and not any(p.name == "serving" for p in device.table.living):
             device.start_engine("serving")
 
@@ -182,7 +205,8 @@ class History:
         before = promises_steps(self.device)
         await asyncio.sleep(4.0)
         if promises_steps(self.device) == before:
-            promises.break_("lending works again after a calm", "no rollout step")
+            why = self.device.rollout.gate.used if self.device.rollout else "no engine"
+            promises.break_("lending works again after a calm", f"no rollout step: {why}")
 
     async def _is_given_back(self) -> None:
         device, promises = self.device, self.device.promises
@@ -225,6 +249,7 @@ async def stop_rollout(history: History) -> None:
 async def hold_rollout(history: History) -> None:
     rollout = history.device.rollout
     if rollout is not None:
+        history.device.was_held = True
         rollout.process.hold(True)
         await asyncio.sleep(history.rng.choice([0.5, 3.0]))
         rollout.process.hold(False)
@@ -366,11 +391,15 @@ async def restart_of_what_is_taken_back(history: History) -> None:
 
 async def scheduler_talks_nonsense(history: History) -> None:
     device = history.device
+    if device.answers != "sense":
+        return
     device.answers = history.rng.choice(["nonsense", "nothing"])
+    since = device.clock()
     await asyncio.sleep(9.0)
     node = device.node
-    if node is not None and node.ready and node.status()["state"] == "active":
-        if device.answers != "sense" and node.process.alive:
+    if node is not None and node.ready and node.process.alive:
+        lent_since = max(device.lent_at, node.started_at) > since
+        if not lent_since and node.status()["state"] == "active":
             device.promises.break_("a lease ends with its scheduler", "it is active")
     device.answers = "sense"
 
@@ -421,8 +450,7 @@ def run(seed: int) -> Outcome:
         try:
             faults = loop.run_until_complete(history.live())
         finally:
-            history.end()
-            loop.run_until_complete(asyncio.sleep(0))
+            loop.run_until_complete(history.end())
             loop.close()
     promises = device.promises
     return Outcome(
@@ -431,8 +459,5 @@ def run(seed: int) -> Outcome:
         promises.unseen_launches,
         promises.revoke_s_worst,
         promises.memory_back_s_worst,
-        history.steps,
         faults,
     )
-
-
