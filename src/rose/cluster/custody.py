@@ -33,6 +33,10 @@ class TakenBack(Exception):
     """The device cannot be lent: its owner has taken it back."""
 
 
+class Overtaken(Exception):
+    """An order was not waited for: another one came after it."""
+
+
 class Custody:
     def __init__(self) -> None:
         self.offered = True

@@ -20,7 +20,14 @@ import aiohttp
 
 from rose.cluster import profiles
 from rose.cluster.config import ConfigError, NodeConfig, check_fits, check_slo
-from rose.cluster.custody import Custody, Sharing, carried_out, has_memory_back
+from rose.cluster.custody import (
+    Custody,
+    Overtaken,
+    Sharing,
+    TakenBack,
+    carried_out,
+    has_memory_back,
+)
 from rose.cluster.engine import Engine, attached, free_port
 from rose.cluster.memo import Memo
 from rose.executor import priority
@@ -220,10 +227,11 @@ class Node:
             return
         try:
             await self.activate()
-        except TimeoutError as error:
+        except (TimeoutError, Overtaken, TakenBack) as error:
             log.warning("first steps have to wait for a lease: %s", error)
         finally:
-            await self.revoke()
+            with contextlib.suppress(Overtaken):
+                await self.revoke()
 
     async def _first_steps(self) -> None:
         assert self.rollout is not None
@@ -316,6 +324,11 @@ class Node:
             self._lift_rollout()
         limit_s = REVOKE_S if revoked else ORDER_S
         while not self._carried_out(state, epoch):
+            if self.custody.state != state:
+                raise Overtaken(
+                    f"before the rollout engine was {state.name.lower()}, it was ordered to be "
+                    f"{self.custody.state.name.lower()}"
+                )
             if self.clock() - began > limit_s:
                 if not revoked:
                     raise TimeoutError(
@@ -323,8 +336,6 @@ class Node:
                     )
                 await self._kill_rollout("it did not carry out a revocation")
                 break
-            if self.custody.state != state and not revoked:
-                raise TimeoutError(f"another order came before the engine was {state.name.lower()}")
             seen = self.page.bell("node")
             if not self._carried_out(state, epoch):
                 await self._wait(seen)

@@ -66,7 +66,9 @@ class Device:
         """The owner was told so, and has not lent the device since."""
         self.asked_back = False
         """The owner has asked for it, answered or not."""
+        self.lends = 0
         self.lent_at = -1.0
+        """By the owner: how often, and when last."""
         self.was_held = False
         """The kernel held the rollout engine: killing it may have taken its time."""
         self.warm_up_fails = False
@@ -153,7 +155,7 @@ class Device:
     async def start_node(self) -> None:
         process = self.table.start("node")
         node = self.node = SimNode(self, process)
-        process.spawn(node.live())
+        node.life = process.spawn(node.live())
 
     async def stop_node(self) -> None:
         """A clean stop, as by SIGTERM."""
@@ -222,6 +224,7 @@ class SimNode(Node):
         self.started_at = device.clock()
         self.up = False
         """Its API answers."""
+        self.life: asyncio.Task[None] | None = None
         process.at_end.append(self._end)
 
     def _end(self) -> None:
@@ -233,6 +236,12 @@ class SimNode(Node):
         await self.start()
         self.up = True
         self._tasks.append(asyncio.create_task(reporting.report(self, "scheduler", "")))
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it did not start."""
+        ended = self.life is not None and self.life.done() and not self.life.cancelled()
+        return self.life.exception() if ended and self.life is not None else None
 
     # ---- borders
 

@@ -57,9 +57,11 @@ class History:
         await asyncio.sleep(4.0)  # both engines are up, and lent
         owner = self.begin(self._owner())
         names = self.rng.choices(list(FAULT), k=self.rng.randint(*FAULTS))
+        faults = []
         for name in names:
             await asyncio.sleep(self.rng.expovariate(len(names) / LASTS_S))
-            self.begin(FAULT[name](self))
+            faults.append(self.begin(FAULT[name](self)))
+        await asyncio.gather(*faults)
         await asyncio.sleep(self.rng.uniform(0.0, 3.0))
         owner.cancel()
         await self._calm()
@@ -83,7 +85,7 @@ class History:
         while True:
             await asyncio.sleep(1.0)
             node = self.device.node
-            if node is not None and node.process.alive and node.process.failure is not None:
+            if node is not None and node.process.alive and node.failure is not None:
                 node.process.kill()
                 await self.device.start_node()
             if self.calm and self.device.attached:
@@ -124,8 +126,10 @@ class History:
         node = self._reached()
         if node is None:
             return False
-        device.asked_back = True
+        device.asked_back, lends = True, device.lends
         error = await self._call(node.process.spawn(node.take_back()))
+        if device.lends != lends:
+            return False  # somebody else has lent it meanwhile
         if error is None:
             device.taken_back = True
             device.promises.revoked(device.clock() - began)
@@ -138,6 +142,7 @@ class History:
         if node is None:
             return False
         self.device.taken_back = self.device.asked_back = False
+        self.device.lends += 1
         self.device.lent_at = self.device.clock()
         error = await self._call(node.process.spawn(node.lend()))
         if error is None:

@@ -118,14 +118,6 @@ class Process:
             end()
         self._runs.set()
 
-    @property
-    def failure(self) -> BaseException | None:
-        """What ended one of its tasks, if that was no kill."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled() and task.exception() is not None:
-                return task.exception()
-        return None
-
     def _settle(self) -> None:
         if self.stopped or self.held:
             self._runs.clear()
