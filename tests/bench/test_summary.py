@@ -33,7 +33,16 @@ def a_run(mode: str, found: int = 0, ttft_s: float = 0.5, surge_s: float = 0.5) 
         kv_total=100,
         rollout_tokens=500 if rolls else 0,
         serving_cpu=0.5 if serves else 0.0,
-        moments=[Moment(0.0, ServingFacts(), RolloutFacts(kv_resident=40 if rolls else 0))],
+        moments=[
+            Moment(
+                at,
+                ServingFacts(),
+                RolloutFacts(
+                    granted=int(50 + at), refused_decode=int(9 + at), kv_resident=40 if rolls else 0
+                ),
+            )
+            for at in (-5.0, 0.0, 8.0)
+        ],
     )
 
 
@@ -103,9 +112,15 @@ def test_kinds_of_requests_are_told_apart() -> None:
     assert (kinds["base"]["slo_attainment"], kinds["surge"]["slo_attainment"]) == (1.0, 0.0)
     assert kinds["base"]["ttft_p99_vs_alone"]["value"] == pytest.approx(1.0)
     assert kinds["surge"]["ttft_p99_vs_alone"]["value"] == pytest.approx(3.0)
-    assert modes["rose"]["rollout_kv"] == 0.4
 
 
 def test_a_line_tells_the_hit_rate() -> None:
     assert "prefix hits 54%" in line(a_run("rose", 540), SLO)
     assert "prefix hits" not in line(a_run("rollout_alone"), SLO)
+
+
+def test_what_rollouts_held_and_were_granted_is_that_of_the_window() -> None:
+    rose = part(UNSHARED)["modes"]["rose"]
+    assert rose["rollout_kv"] == 0.4
+    assert rose["steps"]["granted"] == rose["steps"]["refused_decode"] == 8
+    assert rose["steps"]["refused_busy"] == 0

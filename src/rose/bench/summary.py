@@ -9,6 +9,7 @@ from rose.bench.colocated import Run
 from rose.bench.hits import PrefixHits
 from rose.bench.stats import Sample, attainment, median_and_spread, p99_ratio, percentiles
 from rose.bench.traffic import Users
+from rose.executor.admission import Refusal
 from rose.executor.slo import Slo
 
 SLO_FACTOR = 1.5
@@ -72,6 +73,7 @@ def summary(runs: dict[str, list[Run]], slo: Slo, users: Users) -> dict[str, Any
             "rollout_cpu": _mean([r.rollout_cpu for r in repeats]),
             "rollout_kv": _mean([_rollout_kv(r) for r in repeats]),
             "aborted_turns": sum(sum(r.rollout.aborts.values()) for r in repeats if r.rollout),
+            "steps": _steps(repeats),
             "windows": [_window(run, slo) for run in repeats],
         }
     return {
@@ -120,6 +122,17 @@ def _rollout_kv(run: Run) -> float:
         moment.rollout.kv_resident / run.kv_total for moment in run.moments if moment.at_s >= 0.0
     ]
     return _mean(held)
+
+
+def _steps(runs: list[Run]) -> dict[str, int]:
+    """Rollout steps that were granted, and for what others were refused, in the windows."""
+    names = ("granted", *(f"refused_{reason}" for reason in Refusal))
+    counted = dict.fromkeys(names, 0)
+    for run in runs:
+        inside = [moment.rollout for moment in run.moments if moment.at_s >= 0.0]
+        for name in names if inside else ():
+            counted[name] += getattr(inside[-1], name) - getattr(inside[0], name)
+    return counted
 
 
 def _window(run: Run, slo: Slo) -> dict[str, Any]:
