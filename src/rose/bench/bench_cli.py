@@ -100,8 +100,8 @@ def executor(
     for name, by_mode in runs.items():
         drawn = [by_mode[m][-1] for m in ("serving_alone", "share_all", "rose") if by_mode.get(m)]
         picture = out / f"executor_{name}.png"
-        kv_total = int(settings.kv_gb * (1 << 30))
-        slo = Slo(**shown.result["modes"][name]["slo"])
+        told = shown.result["modes"][name]
+        kv_total, slo = int(told["kv_gb"] * (1 << 30)), Slo(**told["slo"])
         timeline.draw(drawn, slo, kv_total, f"{model} on {device}, {name}", picture)
         shown.say(f"picture: {picture}")
     shown.show("few requests per mode, so every P99 is rough" if quick else None)
