@@ -77,7 +77,7 @@ class Device:
         """Of the scheduler: sense, nonsense, or nothing."""
         self.wants = True
         """The scheduler, to borrow."""
-        self._look = Page.create(self.path, kv_total=TOTAL, device="sim")
+        Page.create(self.path, kv_total=TOTAL, device="sim").close()
 
     @property
     def node_lives(self) -> bool:
@@ -87,7 +87,13 @@ class Device:
         return self._loop.now
 
     def orders(self) -> NodeOrders | None:
-        reading = self._look.node()
+        """As they stand on the page, if it can be read."""
+        try:
+            page = Page.open(self.path)
+        except PageError:
+            return None
+        reading = page.node()
+        page.close()
         return reading.facts if reading is not None else None
 
     def open_page(self, process: Process) -> SimPage:
@@ -196,10 +202,11 @@ class SimEngine(Engine):
         return not any(member.alive for member in members)
 
 
-def config(attached: bool) -> NodeConfig:
+def config(page: Path, attached: bool) -> NodeConfig:
     serving = {"model": "tiny-a", "ttft_ms": 1000, "tpot_ms": 200}
     wanted = {
         "device": "cpu:0",
+        "page": page,
         "kv_gb": TOTAL / (1 << 30),
         "serving": serving | ({"attach": "http://127.0.0.1:1"} if attached else {}),
         "rollout": {"model": "tiny-b"},
@@ -213,7 +220,7 @@ class SimNode(Node):
     """The node, with its borders made up."""
 
     def __init__(self, device: Device, process: Process) -> None:
-        super().__init__(config(device.attached), clock=device.clock)
+        super().__init__(config(device.path, device.attached), clock=device.clock)
         self.device, self.process = device, process
         memo: Any = device.disk.path("shm/page.json")
         taken_back: Any = device.disk.path("disk/taken-back")

@@ -248,6 +248,9 @@ class SimServing:
             self.aside.post((self._learn, (self.taken,)))
 
     async def _serve(self, blocks: int, lasts_s: float) -> None:
+        """It waits for its memory, then holds it for a while."""
+        while self.lacks and self.parking is not None:
+            await self.process.sleep(0.1)
         await self.process.sleep(lasts_s)
         self.requests.remove(blocks)
         if self.lender is not None:

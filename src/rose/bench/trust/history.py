@@ -47,6 +47,8 @@ class History:
         self.device, self.rng = device, device.rng
         self.tasks: list[asyncio.Task[Any]] = []
         self.calm = False
+        self.quiet = False
+        """The owner leaves the device alone."""
 
     async def live(self) -> tuple[str, ...]:
         device = self.device
@@ -118,7 +120,8 @@ class History:
     async def _owner(self) -> None:
         while True:
             await asyncio.sleep(self.rng.expovariate(0.4))
-            await (self.take_back() if self.rng.random() < 0.5 else self.lend())
+            if not self.quiet:
+                await (self.take_back() if self.rng.random() < 0.5 else self.lend())
 
     async def take_back(self) -> bool:
         """As the owner's client: False when it was not told that it is done."""
@@ -178,7 +181,7 @@ class History:
         if node is None or not node.ready:
             promises.break_(
                 "all is well after a calm",
-                f"the node is not ready: {node and node.process.failure!r}",
+                f"the node is not ready: {node and node.failure!r}",
             )
             return
         if was_taken_back and node.offered:
@@ -358,8 +361,8 @@ async def no_descriptors(history: History) -> None:
     chosen = history.rng.sample(processes, history.rng.randint(1, max(1, len(processes))))
     for process in chosen:
         process.no_descriptors = True
-    if history.rng.random() < 0.5:
-        await kill_serving(history)
+    others: list[Fault] = [kill_serving, kill_rollout, kill_rollout, restart_node]
+    await history.rng.choice(others)(history)
     await asyncio.sleep(4.0)
     for process in chosen:
         process.no_descriptors = False
@@ -399,8 +402,11 @@ async def scheduler_talks_nonsense(history: History) -> None:
     if device.answers != "sense":
         return
     device.answers = history.rng.choice(["nonsense", "nothing"])
+    history.quiet = True
+    await history.lend()
     since = device.clock()
     await asyncio.sleep(9.0)
+    history.quiet = False
     node = device.node
     if node is not None and node.ready and node.process.alive:
         lent_since = max(device.lent_at, node.started_at) > since

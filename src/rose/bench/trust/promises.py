@@ -70,7 +70,11 @@ class Promises:
         self.revoke_s_worst = max(self.revoke_s_worst, took)
         if took > REVOKE_S:
             self.break_("a revocation takes seconds", f"{took:.1f} s")
-        self._is_free("a revocation is true when it is answered")
+        promise = "a revocation is true when it is answered"
+        self._is_free(promise)
+        for serving in self.device.servings:
+            if serving.told and serving.parking and serving.parking.usable < serving.total_blocks:
+                self.break_(promise, f"serving has {serving.parking.usable} blocks")
 
     def _is_free(self, promise: str) -> None:
         rollout = self.device.rollout
