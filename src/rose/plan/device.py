@@ -17,6 +17,7 @@ import msgspec
 from rose.executor import memory
 from rose.executor.budget import ErrorBudget
 from rose.executor.memory import Budget, Demand, MemoryTerms
+from rose.executor.peak import Peak
 from rose.plan.engine import Engine, EngineModel, Event, Job
 from rose.plan.sharing import ALONE, NOBODY, SHUT, Shares, Sharing
 
@@ -59,6 +60,9 @@ class Device:
         self.budget = Budget(kv_total if serving is None else 0)
         self._most_at = -1
         """Serving's need with which the budget is all that it can be: nothing more to decide."""
+        self._need = 0
+        self._peak = Peak()
+        """Of serving's need, in bytes."""
         self._errors = ErrorBudget(sharing.terms.error_budget if sharing else 0.0)
         self._arrived = 0
         self._arrivals: list[float] = []
@@ -238,7 +242,17 @@ class Device:
             due_s=due,
             allowance=self._errors.left,
             patient=patient,
+            lacks=self.lacks(now),
         )
+
+    def lacks(self, now: float) -> bool:
+        """A worst-case new request, or a burst like recent ones, would not find its memory."""
+        assert self._sharing is not None
+        if self._sharing.newcomer is None:
+            return False
+        soon = max(self._need + self._sharing.newcomer, self._peak.of(self._need, now))
+        total = self._memory.total
+        return min(soon, total) > total - self.budget.bytes
 
     def _divide(self, serving: Engine) -> tuple[float, float]:
         """How fast both go until something happens."""
@@ -261,6 +275,9 @@ class Device:
         if serving is None:
             return []
         need = (serving.context + serving.prompts) * serving.model.kv_bytes
+        if need != self._need:
+            self._need = need
+            self._peak.of(need, now)
         if need == self._most_at and self.active:
             return []
         demand = Demand(self.active, need, rl_step=self.rl_step)
