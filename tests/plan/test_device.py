@@ -15,6 +15,7 @@ from rose.executor.admission import Terms
 from rose.executor.slo import Slo
 from rose.plan.device import Device, Done
 from rose.plan.engine import EngineModel, Job
+from rose.plan.returning import Returning, Visits
 from rose.plan.sharing import Prompts, Sharing
 
 SLO = Slo(0.5, 0.1)
@@ -280,8 +281,10 @@ def test_a_token_is_sent_beside_rollouts_and_not_after_them() -> None:
 def test_memory_is_what_the_policy_says_whenever_it_is_asked(
     policy: str, happens: list[tuple[str, float]]
 ) -> None:
+    visits = Visits([index - 2 if index % 3 else -1 for index in range(40)], 0.9, [])
     terms = memory.MemoryTerms(2_000 * MODEL.kv_bytes, 0.2, policy, 2_000 * MODEL.kv_bytes)
     one = device(GATE, kv_total=terms.total, policy=policy)
+    one.returning = Returning(visits, 2_000)
     asked, now = one.budget, 0.0
 
     def settle(now: float) -> None:
@@ -289,9 +292,10 @@ def test_memory_is_what_the_policy_says_whenever_it_is_asked(
         one.settle(now)
         assert one.serving is not None
         need = (one.serving.context + one.serving.prompts) * MODEL.kv_bytes
-        asked = memory.decide(
-            asked, memory.Demand(one.active, need, rl_step=one.rl_step), terms, now
-        )
+        assert one.returning is not None
+        warm = one.returning.warm(now) * MODEL.kv_bytes
+        demand = memory.Demand(one.active, need, rl_step=one.rl_step, serving_warm=warm)
+        asked = memory.decide(asked, demand, terms, now)
         assert one.budget == asked
 
     for number, (what, seconds) in enumerate(happens):
