@@ -359,8 +359,10 @@ class Node:
         """Serving hears of its memory a moment after it is back."""
         deadline = self.clock() + HAND_OVER_S
         while self.clock() < deadline:
-            reading = self.page.lending(self.clock())
-            if reading is None or has_memory_back(reading.facts, self.page.kv_total):
+            reading = self.page.serving()
+            if reading is None or not reading.facts.fresh(self.clock()):
+                return
+            if has_memory_back(reading.facts, self.page.kv_total):
                 return
             await asyncio.sleep(0.002)
 
