@@ -1,4 +1,4 @@
-"""Real engines to be drilled: a node, its page, its clients, and what is done to their processes."""
+"""Real engines to be drilled: a node, its page, its clients; and what is done to processes."""
 
 from __future__ import annotations
 
