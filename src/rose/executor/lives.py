@@ -59,6 +59,9 @@ class Lives:
     def __len__(self) -> int:
         return len(self._lives)
 
+    def __contains__(self, request: str) -> bool:
+        return request in self._lives
+
     def arrived(self, request: str, prompt: int, at: float) -> None:
         self._lives[request] = _Life(at, prompt)
         self.prompts.add(prompt)

@@ -70,24 +70,30 @@ def is_alive(writer: Writer) -> bool:
 
 
 class Kernel:
-    """The processes of this host."""
+    """The processes of this host. What it is asked is in four methods; a simulation has others."""
 
     def __init__(self) -> None:
         self._pidfds: dict[Writer, int] = {}
         self._dead: set[Writer] = set()
 
-    def alive(self, writer: Writer) -> bool:
-        if writer in self._dead:
-            return False
-        pidfd = self._pidfd(writer)
-        if pidfd is None:
-            return writer not in self._dead and is_alive(writer)
+    # ---- what the kernel says
+
+    def start_of(self, pid: int) -> int | None:
+        return process_start(pid)
+
+    def open(self, pid: int) -> int:
+        return os.pidfd_open(pid)
+
+    def has_ended(self, pidfd: int) -> bool:
         ended = select.poll()
         ended.register(pidfd, select.POLLIN)
-        if ended.poll(0):
-            self._bury(writer)
-            return False
-        return True
+        return bool(ended.poll(0))
+
+    def send_kill(self, writer: Writer, pidfd: int | None) -> None:
+        if pidfd is not None:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        else:
+            os.kill(writer.pid, signal.SIGKILL)
 
     def stopped(self, writer: Writer) -> bool:
         with contextlib.suppress(OSError):
@@ -95,37 +101,37 @@ class Kernel:
             return fields is not None and fields[0] == "T" and int(fields[19]) == writer.started
         return False
 
+    # ---- what follows
+
+    def alive(self, writer: Writer) -> bool:
+        pidfd = self._pidfd(writer)
+        if pidfd is not None and self.has_ended(pidfd):
+            self._bury(writer)
+        return writer not in self._dead
+
     def kill(self, writer: Writer) -> None:
         pidfd = self._pidfd(writer)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if pidfd is not None:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            elif writer not in self._dead and is_alive(writer):
-                os.kill(writer.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        for pidfd in self._pidfds.values():
-            os.close(pidfd)
-        self._pidfds.clear()
+        if writer not in self._dead:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                self.send_kill(writer, pidfd)
 
     def _pidfd(self, writer: Writer) -> int | None:
-        """None when the process is gone (then it is noted as dead) or no descriptor is left."""
-        if (known := self._pidfds.get(writer)) is not None:
+        """None when the process is gone (then it is noted as dead), or when nothing is left to ask
+        the kernel with."""
+        known = self._pidfds.get(writer)
+        if known is not None or writer in self._dead:
             return known
-        if writer in self._dead:
-            return None
         try:
-            if writer.pid <= 0 or process_start(writer.pid) != writer.started:
-                self._bury(writer)
-                return None
-            pidfd = os.pidfd_open(writer.pid)
+            if writer.pid <= 0 or self.start_of(writer.pid) != writer.started:
+                raise ProcessLookupError
+            pidfd = self.open(writer.pid)
         except ProcessLookupError:
             self._bury(writer)
             return None
         except OSError:
             return None
         while len(self._pidfds) >= REMEMBERED:
-            os.close(self._pidfds.pop(next(iter(self._pidfds))))
+            self._forget(next(iter(self._pidfds)))
         self._pidfds[writer] = pidfd
         return pidfd
 
@@ -133,5 +139,8 @@ class Kernel:
         if len(self._dead) >= REMEMBERED:
             self._dead.clear()
         self._dead.add(writer)
+        self._forget(writer)
+
+    def _forget(self, writer: Writer) -> None:
         if (pidfd := self._pidfds.pop(writer, None)) is not None:
             os.close(pidfd)
