@@ -223,7 +223,8 @@ def said(*, lives: bool, known: bool) -> bool:
     kernel = processes.Kernel()
     with nullcontext() if known else mock.patch.object(processes, "_stat", side_effect=NO_MORE):
         alive = kernel.alive(writer)
-    kernel.close()
+    for descriptor in kernel._pidfds.values():
+        os.close(descriptor)
     return alive
 
 

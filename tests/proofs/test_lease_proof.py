@@ -196,10 +196,14 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
     "late orders count": (custody, "if state != LeaseState.DORMANT and not self.offered", "if 0"),
     "the page is forgotten": (
         custody,
-        "not taken_back and (left is None or bool(left.offered))",
+        "bool(left.offered) if left is not None else not taken_back",
         "not taken_back",
     ),
-    "the records are forgotten": (custody, "not taken_back and (left", "(left"),
+    "the records are forgotten": (
+        custody,
+        "is not None else not taken_back",
+        "is not None else True",
+    ),
     "what is held goes on": (custody, "kept = self.offered and held", "kept = held"),
     "orders to the one before": (
         custody,

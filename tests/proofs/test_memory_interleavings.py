@@ -83,8 +83,8 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
     ),
     "not known to live is dead": (
         processes,
-        "except OSError:\n        return True",
-        "except OSError:\n        return False",
+        "except OSError:\n            return None",
+        "except OSError:\n            self._bury(writer)\n            return None",
     ),
     "a dead one's claim stays": (
         lender,
