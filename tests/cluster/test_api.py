@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rose.cluster.api import application
+from rose.cluster.custody import TakenBack
 from rose.executor.facts import RolloutFacts, ServingFacts
 from rose.executor.page import Page
 
@@ -28,7 +29,8 @@ class FakeNode:
     def __init__(self, page: Page, secret: str | None) -> None:
         self.config = SimpleNamespace(secret=secret)
         self.page = page
-        self.ready = True
+        self.ready = self.offered = True
+        self.kills = 3
         self.serving = self.rollout = self.session = None
         self.restarts = {"serving": 0, "rollout": 2}
         self.last_activate_s = self.last_revoke_s = 0.25
@@ -37,15 +39,15 @@ class FakeNode:
     def status(self) -> dict[str, Any]:
         return {"state": "dormant"}
 
-    async def activate(self) -> float:
+    async def lend(self) -> float:
         raise TimeoutError("the rollout engine is not active after 10 s")
 
     async def drain(self) -> float:
         self.orders.append("drain")
         return 0.1
 
-    async def revoke(self) -> float:
-        self.orders.append("revoke")
+    async def take_back(self) -> float:
+        self.orders.append("take back")
         return 0.1
 
 
@@ -76,6 +78,16 @@ def test_orders_answer_with_their_time_or_say_what_failed(fake: FakeNode) -> Non
     assert failed.status_code == 504
     assert "not active" in failed.json()["error"]
     assert client.get("/activate").status_code == 405
+    assert fake.orders == ["take back"]
+
+
+def test_what_was_taken_back_is_a_conflict(fake: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def drain() -> float:
+        raise TakenBack("the device was taken back")
+
+    monkeypatch.setattr(fake, "drain", drain)
+    refused = TestClient(application(fake)).post("/drain")  # type: ignore[arg-type]
+    assert (refused.status_code, refused.json()["error"]) == (409, "the device was taken back")
 
 
 def test_the_page_can_be_read_over_http(fake: FakeNode) -> None:
@@ -92,5 +104,8 @@ def test_metrics_say_what_is_on_the_page(fake: FakeNode) -> None:
         'rose_kv_quota_bytes{engine="serving"} 524288.0',
         'rose_engine_restarts_total{engine="rollout"} 2.0',
         'rose_lease_state{state="dormant"} 1.0',
+        "rose_rollout_killed_total 3.0",
+        "rose_offered 1.0",
+        "rose_serving_seen 0.0",
     ):
         assert line in text.splitlines()

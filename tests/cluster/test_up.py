@@ -523,7 +523,8 @@ from rose.cluster.engine import Engine
 from rose.cluster.memo import Memo
 engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
 engines = [Engine("rollout", "http://127.0.0.1:1", engine.pid, None)]
-Memo(Path(sys.argv[1])).remember(engines, offered=True)
+path = Path(sys.argv[1])
+Memo(path, path.with_suffix(".taken-back")).remember(engines, offered=True)
 print(engine.pid, flush=True)
 time.sleep(600)
 """
@@ -533,7 +534,7 @@ time.sleep(600)
 def test_engines_of_a_killed_node_end_with_it(tmp_path: Path, started_by: str) -> None:
     content = {"page": str(tmp_path / "page"), **ROLLOUT}
     node = NodeConfig.model_validate(content)
-    memo = Memo(node.page_path.with_suffix(".json"))
+    memo = Memo.of(node)
     process = Process("a", (sys.executable, "-c", NODE, str(memo.path)), "tcp://x:1", node=node)
 
     async def go() -> None:

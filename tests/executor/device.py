@@ -105,6 +105,8 @@ class Serving:
             bounds(here.joined_by(prompt), self.latency, self.budget, self.promise.tpot_s)
             for prompt in (*self.sizes, self.worst)
         )
+        joined = Queue(decode + 1, starting, prefill, context + self.worst)
+        next_after, _ = bounds(joined, self.latency, self.budget, self.promise.tpot_s)
         likely = {}
         for (_, next_name, clear_name), times in zip(NEW, new, strict=True):
             likely[next_name], likely[clear_name] = times
@@ -118,6 +120,7 @@ class Serving:
             clear_s=clear,
             next_step_with_new_s=worst[0],
             clear_with_new_s=worst[1],
+            next_step_after_new_s=next_after,
             base_s=self.latency.upper(Step(1, decode, context)),
             arrived=self.arrived,
             arrival_rate=self.rate,

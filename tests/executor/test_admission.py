@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from tests.executor.device import Grant, admit
 
 from rose.executor import admission
-from rose.executor.admission import CHUNK, PATIENCE, RULES, STALE_S, Question, Refusal, Terms
+from rose.executor.admission import CHUNK, PATIENCE, RULES, Question, Refusal, Terms
 from rose.executor.bounds import Queue, bounds
-from rose.executor.facts import NEVER, ServingFacts
+from rose.executor.facts import FACTS_S, NEVER, ServingFacts
 from rose.executor.latency import Profile, Step, Tracker
 
 NOW = 1000.0
@@ -62,7 +62,8 @@ def test_each_condition_refuses_what_no_longer_fits(enough: ServingFacts, reason
 
 
 def test_slack_is_lent_beside_serving_that_has_been_busy_for_a_while() -> None:
-    busy = replace(IDLE, running=1, decode_deadline=NOW + 1.0)
+    idle = replace(IDLE, tpot_s=1.0)
+    busy = replace(idle, running=1, decode_deadline=NOW + 1.0)
 
     def seconds(facts: ServingFacts, busy_s: float) -> float:
         question = Question(facts, GPU, NOW, worth_s=0.1, busy_s=busy_s)
@@ -70,7 +71,7 @@ def test_slack_is_lent_beside_serving_that_has_been_busy_for_a_while() -> None:
 
     assert seconds(busy, PATIENCE * 0.1) == pytest.approx(0.8)
     assert seconds(busy, PATIENCE * 0.1 - 1e-6) == 0.0
-    assert seconds(IDLE, 0.0) == pytest.approx(0.8)
+    assert seconds(idle, 0.0) == pytest.approx(0.8)
 
 
 def test_an_arrival_that_would_wait_too_long_is_refused_with_nobody_here() -> None:
@@ -111,7 +112,7 @@ def test_a_preemptible_step_waits_for_serving_but_needs_only_the_preemption_dela
 
 def test_prefill_is_cut_to_what_fits() -> None:
     want = Step(400, 2, 0)
-    grant = ask(replace(IDLE, ttft_s=0.5), want)
+    grant = ask(replace(IDLE, ttft_s=0.5, tpot_s=1.0), want)
     prefill = grant.tokens - want.decode
     assert 0 < prefill < 400
     assert grant.upper_s == LATENCY.upper(Step(prefill, 2, 0)) <= 0.3
@@ -227,10 +228,10 @@ def test_a_step_past_its_bound_is_waited_for() -> None:
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_old_facts_are_not_believed(rule: str) -> None:
     terms = Terms(rule)
-    at_the_end = replace(IDLE, written=NOW - STALE_S)
+    at_the_end = replace(IDLE, written=NOW - FACTS_S)
     assert ask(at_the_end, terms=terms).tokens == 20
     ends = {"share_all": math.inf, "static_split": NOW + 0.5}.get(rule)
-    old = ask(replace(IDLE, written=NOW - STALE_S - 0.01), terms=terms)
+    old = ask(replace(IDLE, written=NOW - FACTS_S - 0.01), terms=terms)
     blind = Grant(20, None, DECODES_S, until=ends or NOW)
     assert old == (blind if ends else Grant(0, Refusal.PAGE))
     assert ask(at_the_end, terms=terms).until == (ends or NOW)
@@ -246,8 +247,8 @@ def test_a_grant_holds_until_its_facts_are_void() -> None:
     flight = replace(IDLE, running=1, step_began=NOW, step_ends=NOW + 0.01, written=NOW)
     assert ask(flight).until == NOW + 0.01
     assert ask(flight, occupied_s=0.02).until == NOW + 0.01 + 0.02
-    assert ask(replace(IDLE, written=NOW)).until == NOW + STALE_S
-    assert ask(replace(IDLE, written=NOW), terms=CPU).until == NOW + STALE_S
+    assert ask(replace(IDLE, written=NOW)).until == NOW + FACTS_S
+    assert ask(replace(IDLE, written=NOW), terms=CPU).until == NOW + FACTS_S
     assert ask(IDLE).until == math.inf
 
 

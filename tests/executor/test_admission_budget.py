@@ -27,9 +27,10 @@ from rose.executor.slo import Slo
 
 SIGMAS = 3.0
 WANT = Step(512, 8, 0)
-HOPELESS = Traffic(1.0, Slo(0.12, 0.04))
-"""The longest prompt alone nearly takes the promise: the rule without budget never lends."""
-GUARDED = Traffic(1.0, Slo(0.15, 0.04), guarded=256)
+HOPELESS = Traffic(1.0, Slo(0.12, 1.0))
+"""The longest prompt alone nearly takes the promise: the rule without budget never lends. Answers
+of one token have no pace to keep."""
+GUARDED = Traffic(1.0, Slo(0.15, 1.0), guarded=256)
 """One prompt in ten is longer than the worst case that serving guards itself against."""
 CHAT = Traffic(2.0, Slo(0.15, 0.04), outputs=(10, 40, 100), credit=0.3)
 MIXED = dataclasses.replace(CHAT, exact=False, true=0.7)
@@ -75,7 +76,7 @@ def test_risk_without_its_clip_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     assert overspent(*total(HOPELESS, 0.02, runs=3))
 
 
-@pytest.mark.parametrize(("traffic", "gain"), [(CHAT, 1.1), (MIXED, 1.0)])
+@pytest.mark.parametrize(("traffic", "gain"), [(CHAT, 1.05), (MIXED, 1.2)])
 def test_a_budget_lends_more_beside_running_requests(traffic: Traffic, gain: float) -> None:
     without, _ = total(traffic, 0.0, runs=1, requests=250)
     outcome, late = total(traffic, 0.005, runs=1, requests=250)
@@ -136,6 +137,17 @@ def test_the_risk_of_a_step_is_the_expected_number_of_late_requests() -> None:
         2.0 * (one_is_long + another * (one_of_two_is_long - one_is_long))
     )
     assert ask(RARELY_LATE, want, grant.risk).tokens == 0  # never spent at once
+
+
+def test_who_would_decode_behind_a_step_longer_than_the_pace_is_late() -> None:
+    stalled = replace(RARELY_LATE, next_step_after_new_s=0.05)
+    want = Step(0, 20, 0)
+    assert 0.05 < LATENCY.upper(want) < 0.1
+    assert ask(stalled, want, 0.0, error_budget=0.0).upper_s == 0.0
+    span = LATENCY.upper(want)  # whoever comes in it starts to decode behind it
+    assert ask(stalled, want, 100.0).risk == pytest.approx(2.0 * span, rel=0.01)
+    too_slow_by_itself = replace(stalled, next_step_after_new_s=0.11)
+    assert ask(too_slow_by_itself, want, 100.0).risk < 0.1
 
 
 def test_who_is_late_by_itself_is_nobodys_fault() -> None:

@@ -1,11 +1,9 @@
-"""The second thread: order, catching up, bells, failure; and the guard between the two threads."""
+"""The second thread: order, catching up, bells; and the guard between the two threads.
 
-import os
-import signal
+What it does when something fails is in `test_aside_failures`."""
+
 import threading
 import time
-
-import pytest
 
 from rose.executor.aside import Aside, Guard
 from rose.executor.page import Page
@@ -63,40 +61,6 @@ def test_a_bell_is_answered(page: Page) -> None:
         assert calls.acquire(timeout=20.0)  # once at start, once for the first look at the bell
     page.ring("gate")
     assert calls.acquire(timeout=20.0)
-
-
-def test_a_failure_is_said_and_ends_the_thread(
-    page: Page, caplog: pytest.LogCaptureFixture
-) -> None:
-    def then() -> float:
-        raise ValueError("broken on purpose")
-
-    aside = Aside("failing", page, then, fatal=False)
-    for thread in threading.enumerate():
-        if thread.name == "rose-failing":
-            thread.join(20.0)
-    aside.nudge()  # the engine goes on posting, and nobody minds
-    assert "nothing is lent any more" in caplog.text
-    assert "broken on purpose" in caplog.text
-
-
-def test_a_rollout_engine_ends_when_its_own_thread_fails(
-    page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed: list[tuple[int, int]] = []
-    over = threading.Event()
-
-    def kill(pid: int, number: int) -> None:
-        killed.append((pid, number))
-        over.set()
-
-    def then() -> float:
-        raise ValueError("broken on purpose")
-
-    monkeypatch.setattr("rose.executor.aside.os.kill", kill)
-    Aside("failing", page, then, fatal=True)
-    until(over)
-    assert killed == [(os.getpid(), signal.SIGTERM)]
 
 
 def test_the_guard_lets_one_thread_in_at_a_time() -> None:

@@ -1,4 +1,6 @@
-"""The gate between serving's facts and the rollout engine's steps."""
+"""The gate between serving's facts and the rollout engine's steps.
+
+What shuts it because it cannot be seen or is not known is in `test_gate_unseen`."""
 
 import threading
 import time
@@ -124,29 +126,6 @@ def test_slack_too_short_for_all_turns_is_not_worth_a_step(bench: Bench) -> None
     bench.decide()
     assert step(bench, decode=1) == 0
     assert bench.gate.refused == {Refusal.DECODE: 1}
-
-
-def test_facts_that_serving_no_longer_renews_shut_it(bench: Bench) -> None:
-    bench.serving()
-    now = time.monotonic()
-    old = msgspec.structs.replace(IDLE, written=now - 2.0)
-    bench.decide()
-    assert step(bench)
-    bench.page.publish("serving", old)
-    bench.decide()
-    assert step(bench) == 0
-    assert bench.gate.refused == {Refusal.PAGE: 1}
-
-
-def test_a_dead_serving_engine_limits_nothing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench.busy(slack=0.0)
-    bench.decide()
-    assert step(bench) == 0
-    monkeypatch.setattr("rose.executor.page.Peer.alive", lambda self, writer: False)
-    bench.decide()
-    assert step(bench) == 4 + CHUNK
 
 
 def test_a_dedicated_device_asks_nobody(bench: Bench) -> None:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rose.executor.memory import (
     CALM_S,
     GROW_SHARE,
     POLICIES,
+    SURPLUS_SHARE,
+    UNSEEN_S,
     WATERMARK,
     Budget,
     Demand,
@@ -15,6 +20,7 @@ from rose.executor.memory import (
     ceiling,
     decide,
     may_use,
+    reach,
     serving_quota,
 )
 
@@ -26,14 +32,21 @@ def terms(policy: str = "aimd", headroom: float = 0.2, most: int = TOTAL) -> Mem
     return MemoryTerms(TOTAL, headroom, policy, most)
 
 
-def busy(need: int, *, step: int = 0, active: bool = True, alive: bool = True) -> Demand:
-    return Demand(active, need, alive, step)
+def busy(need: int, *, step: int = 0, active: bool = True, **more: float) -> Demand:
+    return Demand(active, need, rl_step=step, **more)
 
 
 budgets = st.builds(Budget, st.integers(0, TOTAL), st.floats(0, 100), st.none() | st.integers(0, 3))
 demands = st.builds(
-    Demand, st.booleans(), st.integers(0, 2 * TOTAL), st.booleans(), st.integers(0, 3)
+    Demand,
+    st.booleans(),
+    st.integers(0, 2 * TOTAL),
+    st.just(0.0) | st.floats(0, 3),
+    st.integers(0, 3),
+    st.just(0) | st.integers(0, TOTAL),
+    st.just(sys.maxsize) | st.integers(0, TOTAL),
 )
+seen = demands.map(lambda demand: replace(demand, unseen_s=0.0))
 all_terms = st.builds(
     MemoryTerms,
     st.just(TOTAL),
@@ -51,10 +64,12 @@ def test_growth_stops_at_the_ceiling(b: Budget, d: Demand, t: MemoryTerms, now: 
     if after > b.bytes:
         assert d.active
         assert after <= ceiling(d, t)
-        assert after + d.serving_need + int(t.headroom * t.total) <= t.total
+        held = d.serving_need + d.serving_warm
+        assert after + held + int(t.headroom * t.total) <= t.total
+        assert after <= d.useful
 
 
-@given(budgets, demands, all_terms, times)
+@given(budgets, seen, all_terms, times)
 def test_serving_beyond_the_watermark_cuts_rollout(
     b: Budget, d: Demand, t: MemoryTerms, now: float
 ) -> None:
@@ -65,7 +80,7 @@ def test_serving_beyond_the_watermark_cuts_rollout(
         assert d.serving_need + low + after.bytes <= t.total or after.bytes == 0
         assert after.calm_since == now
         assert after.frozen_in == d.rl_step
-    elif d.active:
+    elif d.active and not d.serving_warm and d.useful == sys.maxsize:
         assert after.bytes >= b.bytes
 
 
@@ -76,11 +91,56 @@ def test_a_dormant_engine_holds_nothing(b: Budget, d: Demand, t: MemoryTerms, no
 
 
 @given(budgets, demands, all_terms, times)
-def test_nothing_grows_beside_a_dead_serving_engine(
+def test_beside_a_serving_engine_unseen_nothing_moves_and_then_nothing_is_held(
     b: Budget, d: Demand, t: MemoryTerms, now: float
 ) -> None:
-    if not d.serving_alive and t.headroom > 0:
-        assert decide(b, d, t, now).bytes <= b.bytes
+    after = decide(b, d, t, now)
+    assert reach(b, d, t) == 0 or (d.active and not d.unseen_s)
+    if d.unseen_s > UNSEEN_S:
+        assert after == Budget(0, now, None)
+    elif d.unseen_s and d.active:
+        assert after == b
+
+
+@given(budgets, seen, all_terms, times)
+def test_warm_prefixes_are_given_way_to_and_no_further(
+    b: Budget, d: Demand, t: MemoryTerms, now: float
+) -> None:
+    low = int(t.headroom * t.total * (1 - WATERMARK))
+    cold = t.total - b.bytes - d.serving_need >= low
+    if d.active and cold and t.total - b.bytes - d.serving_need - d.serving_warm < low:
+        after = decide(b, d, t, now)
+        assert after.bytes == min(b.bytes, ceiling(d, t))
+        assert after.frozen_in == b.frozen_in
+
+
+@given(budgets, seen, all_terms, times)
+def test_what_rollout_has_no_use_for_goes_back(
+    b: Budget, d: Demand, t: MemoryTerms, now: float
+) -> None:
+    assume(d.active and t.headroom > 0)
+    settled = decide(decide(b, d, t, now), d, t, now)
+    if settled.bytes <= ceiling(d, t):
+        assert settled.bytes - d.useful <= SURPLUS_SHARE * t.total
+
+
+def test_surplus_is_given_back_at_once_and_little_of_it_never() -> None:
+    share = int(SURPLUS_SHARE * TOTAL)
+    held = Budget(1000, 50.0)
+    assert decide(held, busy(0, useful=1000 - share), terms(), 100.0) == held
+    less = decide(held, busy(0, useful=999 - share), terms(), 100.0)
+    assert less == Budget(999 - share, 50.0)
+    assert decide(less, busy(0, useful=1100), terms(), 100.1).bytes == 1100
+
+
+def test_after_a_cut_rollout_grows_to_what_it_uses_and_by_steps() -> None:
+    cut = Budget(100, 100.0, 0)
+    step = int(GROW_SHARE * TOTAL)
+    first = decide(cut, busy(0, useful=250), terms(), 100.0 + CALM_S)
+    assert first == Budget(100 + step, 100.0 + CALM_S, 0)
+    second = decide(first, busy(0, useful=250), terms(), 100.0 + 2 * CALM_S)
+    assert (second.bytes, second.frozen_in) == (250, 0)
+    assert reach(second, busy(0, useful=250), terms()) == 250  # it may have no more at once
 
 
 def test_a_dedicated_device_is_used_whole() -> None:

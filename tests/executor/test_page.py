@@ -5,11 +5,8 @@ import math
 import multiprocessing
 import os
 import random
-import signal
 import struct
-import subprocess
 import time
-from dataclasses import replace as changed
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -27,9 +24,6 @@ from rose.executor.page import (
     SIZE,
     VERSION,
     Page,
-    Peer,
-    Writer,
-    process_start,
 )
 
 fork = multiprocessing.get_context("fork")
@@ -97,7 +91,7 @@ def test_another_process_sees_the_page(page: Page) -> None:
     reading = other.rollout()
     assert reading is not None
     assert reading.facts.kv_claim == 2
-    assert reading.writer.alive
+    assert other.processes.alive(reading.writer)
     assert (other.kv_total, other.device) == (1 << 30, "cpu0")
     other.close()
 
@@ -237,33 +231,6 @@ def test_garbage_in_a_section_never_raises(
         assert reading is None or reading.facts.implausible() is None
 
 
-# ---- who wrote it
-
-
-def test_a_live_process_is_alive_and_a_recycled_pid_is_not() -> None:
-    me = Writer(os.getpid(), process_start(os.getpid()) or 0)
-    assert me.alive
-    assert not changed(me, started=me.started + 1).alive
-    assert not Writer(0, 0).alive
-
-
-def test_a_zombie_and_a_dead_process_are_not_alive() -> None:
-    child = os.fork()
-    if not child:
-        signal.pause()
-        os._exit(0)
-    started = process_start(child)
-    assert started is not None
-    writer = Writer(child, started)
-    running = writer.alive
-    os.kill(child, signal.SIGKILL)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert Path(f"/proc/{child}/stat").exists()
-    zombie = writer.alive
-    os.waitpid(child, 0)
-    assert (running, zombie, writer.alive) == (True, False, False)
-
-
 # ---- bells
 
 
@@ -305,18 +272,6 @@ def test_a_bell_shows_something_new_every_time_also_around_the_end(page: Page) -
         page.ring("node")
         shown.append(page.bell("node"))
     assert shown == [0xFFFFFFFF, 0, 1, 2]
-
-
-def test_a_peer_lives_until_its_process_ends(page: Page) -> None:
-    child = subprocess.Popen(["sleep", "60"])
-    writer = Writer(child.pid, process_start(child.pid) or 0)
-    peer = Peer()
-    assert peer.alive(writer)
-    assert not Peer().alive(Writer(child.pid, writer.started + 1))
-    child.kill()
-    child.wait()
-    assert not peer.alive(writer)
-    assert peer.alive(Writer(os.getpid(), process_start(os.getpid()) or 0))
 
 
 def test_the_layout_names_every_field() -> None:

@@ -268,12 +268,12 @@ class Node:
 
     def core(self, role: str) -> int | None:
         """The pid of an engine's core process, as it says on the page."""
-        reading: Reading[Any] | None = (
-            self.page.serving() if role == "serving" else self.page.rollout()
-        )
-        if reading is None or not self.page.processes.alive(reading.writer):
-            return None
-        return reading.writer.pid
+        if role == "rollout":
+            writer = self.page.rollout_writer()
+        else:
+            reading = self.page.serving()
+            writer = reading.writer if reading is not None else None
+        return writer.pid if writer is not None and self.page.processes.alive(writer) else None
 
     # ---- orders
 
@@ -494,12 +494,11 @@ class Node:
         log.error("killing the rollout engine", extra={"facts": {"why": why}})
         self._suspicion = Suspicion()
         self.kills += 1
-        reading = self.page.rollout()
-        if reading is not None:
-            self.page.processes.kill(reading.writer)
+        core, writer = self.core("rollout"), self.page.rollout_writer()
+        if writer is not None:
+            self.page.processes.kill(writer)
         if self.rollout is None:
             return
-        core = reading.writer.pid if reading is not None else None
         if not await self.rollout.stop(also=core, gently=False):
             raise TimeoutError(
                 f"the rollout engine (pid {core or self.rollout.pid}) cannot be killed: the kernel "

@@ -100,10 +100,10 @@ class Lender:
     def defend(self, now: float, said: Callable[[str], None]) -> None:
         """Take memory back from a rollout engine that does not let go."""
         why = self._suspicion.stuck(self._page, now)
-        reading = self._page.rollout()
-        if why is None or reading is None:
+        writer = self._page.rollout_writer()
+        if why is None or writer is None:
             return
         said(why)
         self._suspicion = Suspicion(PATIENCE)
         self.killed += 1
-        self._page.processes.kill(reading.writer)
+        self._page.processes.kill(writer)

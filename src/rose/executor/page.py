@@ -210,8 +210,7 @@ class Page:
             raise
 
     def close(self) -> None:
-        # The mapping keeps the file open: without this, what it owns would stay owned.
-        self._lock(fcntl.F_UNLCK, 0, SIZE)
+        self._map.close()  # it holds a descriptor of its own, and with it what we own
         os.close(self._fd)
         self._fd = -1
 
@@ -310,13 +309,16 @@ class Page:
             return None if facts.implausible() else Reading(facts, Writer(pid, started))
         return None
 
-    def rollout_writer_alive(self) -> bool:
-        """Whether the process named in the rollout section lives, even if the rest is garbage.
-
-        True also when a truncated page no longer names it: memory is not taken on a guess.
-        """
+    def rollout_writer(self) -> Writer | None:
+        """The process named in the rollout section, even if the rest is garbage: one that was
+        stopped while it wrote. None when a truncated page no longer names it."""
         raw = os.pread(self._fd, _PREFIX.size, SECTION["rollout"])
-        return len(raw) < _PREFIX.size or self.processes.alive(_writer(raw))
+        return _writer(raw) if len(raw) == _PREFIX.size else None
+
+    def rollout_writer_alive(self) -> bool:
+        """True also when nobody knows who it is: memory is not taken on a guess."""
+        writer = self.rollout_writer()
+        return writer is None or self.processes.alive(writer)
 
     def bell(self, name: str) -> int:
         raw = os.pread(self._fd, 4, BELL[name])

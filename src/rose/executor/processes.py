@@ -70,7 +70,7 @@ def is_alive(writer: Writer) -> bool:
 
 
 class Kernel:
-    """The processes of this host. What it is asked is in four methods; a simulation has others."""
+    """The processes of this host. What it is asked is in six methods; a simulation has others."""
 
     def __init__(self) -> None:
         self._pidfds: dict[Writer, int] = {}
@@ -84,16 +84,16 @@ class Kernel:
     def open(self, pid: int) -> int:
         return os.pidfd_open(pid)
 
+    def close(self, pidfd: int) -> None:
+        os.close(pidfd)
+
     def has_ended(self, pidfd: int) -> bool:
         ended = select.poll()
         ended.register(pidfd, select.POLLIN)
         return bool(ended.poll(0))
 
-    def send_kill(self, writer: Writer, pidfd: int | None) -> None:
-        if pidfd is not None:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        else:
-            os.kill(writer.pid, signal.SIGKILL)
+    def send_kill(self, pidfd: int) -> None:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def stopped(self, writer: Writer) -> bool:
         with contextlib.suppress(OSError):
@@ -110,10 +110,9 @@ class Kernel:
         return writer not in self._dead
 
     def kill(self, writer: Writer) -> None:
-        pidfd = self._pidfd(writer)
-        if writer not in self._dead:
+        if (pidfd := self._pidfd(writer)) is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                self.send_kill(writer, pidfd)
+                self.send_kill(pidfd)
 
     def _pidfd(self, writer: Writer) -> int | None:
         """None when the process is gone (then it is noted as dead), or when nothing is left to ask
@@ -122,18 +121,33 @@ class Kernel:
         if known is not None or writer in self._dead:
             return known
         try:
-            if writer.pid <= 0 or self.start_of(writer.pid) != writer.started:
-                raise ProcessLookupError
-            pidfd = self.open(writer.pid)
-        except ProcessLookupError:
-            self._bury(writer)
-            return None
+            pidfd = self._opened(writer)
         except OSError:
+            return None
+        if pidfd is None:
+            self._bury(writer)
             return None
         while len(self._pidfds) >= REMEMBERED:
             self._forget(next(iter(self._pidfds)))
         self._pidfds[writer] = pidfd
         return pidfd
+
+    def _opened(self, writer: Writer) -> int | None:
+        """None when the process is gone. Whose pid it is is asked after the pidfd was opened: what
+        is held cannot be given to another process any more."""
+        if writer.pid <= 0:
+            return None
+        try:
+            pidfd = self.open(writer.pid)
+        except ProcessLookupError:
+            return None
+        mine = False
+        try:
+            mine = self.start_of(writer.pid) == writer.started
+        finally:
+            if not mine:
+                self.close(pidfd)
+        return pidfd if mine else None
 
     def _bury(self, writer: Writer) -> None:
         if len(self._dead) >= REMEMBERED:
@@ -143,4 +157,4 @@ class Kernel:
 
     def _forget(self, writer: Writer) -> None:
         if (pidfd := self._pidfds.pop(writer, None)) is not None:
-            os.close(pidfd)
+            self.close(pidfd)

@@ -27,11 +27,12 @@ class Suspicion:
         self._since: dict[str, float] = {}
 
     def stuck(self, page: Page, now: float, *, dedicated: bool = False) -> str | None:
-        """Why the rollout engine has to be killed, if it has to."""
-        rollout = page.rollout()
-        if rollout is None or not page.processes.alive(rollout.writer):
+        """Why the rollout engine has to be killed, if it has to. What cannot be read holds memory:
+        an engine that is well writes its half again."""
+        writer, rollout = page.rollout_writer(), page.rollout()
+        if writer is None or not page.processes.alive(writer):
             return None
-        holds = rollout.facts.kv_claim > 0
+        holds = rollout is None or rollout.facts.kv_claim > 0
         orders = page.node()
         ordered_off = orders is not None and (
             orders.facts.state == LeaseState.DORMANT or not orders.facts.offered
@@ -41,7 +42,7 @@ class Suspicion:
         found = [
             why
             for why, wrong, limit_s in (
-                ("its process is stopped", page.processes.stopped(rollout.writer), STOPPED_S),
+                ("its process is stopped", page.processes.stopped(writer), STOPPED_S),
                 ("it holds memory that serving needs", starved(page), PRESSURE_S),
                 ("it did not carry out a revocation", ordered_off and holds, DISOBEYED_S),
                 ("it holds memory beside a serving engine unseen", unseen and holds, UNSEEN_S),

@@ -168,8 +168,8 @@ class SimKernel(Kernel):
         found = self._asker.table.get(pidfd)
         return found is None or not found.alive
 
-    def send_kill(self, writer: Writer, pidfd: int | None) -> None:
-        found = self._asker.table.get(writer.pid)
+    def send_kill(self, pidfd: int) -> None:
+        found = self._asker.table.get(pidfd)
         if found is None:
             raise ProcessLookupError
         found.kill()
@@ -178,5 +178,5 @@ class SimKernel(Kernel):
         found = self._asker.table.get(writer.pid)
         return found is not None and found.alive and found.stopped
 
-    def _forget(self, writer: Writer) -> None:
-        self._pidfds.pop(writer, None)
+    def close(self, pidfd: int) -> None:
+        """A pidfd is a pid here."""
