@@ -213,6 +213,7 @@ class Page:
         self._map.close()  # it holds a descriptor of its own, and with it what we own
         os.close(self._fd)
         self._fd = -1
+        self.processes.close()
 
     def _lock(self, kind: int, start: int, length: int) -> None:
         lock = _LOCK.pack(kind, os.SEEK_SET, start, length, 0)

@@ -40,6 +40,9 @@ class Processes(Protocol):
     def kill(self, writer: Writer) -> None:
         """Send SIGKILL; no error when it is gone or not ours."""
 
+    def close(self) -> None:
+        """Nobody is asked about any more."""
+
 
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat after the name; None when the process is gone.
@@ -84,7 +87,7 @@ class Kernel:
     def open(self, pid: int) -> int:
         return os.pidfd_open(pid)
 
-    def close(self, pidfd: int) -> None:
+    def let_go(self, pidfd: int) -> None:
         os.close(pidfd)
 
     def has_ended(self, pidfd: int) -> bool:
@@ -102,6 +105,10 @@ class Kernel:
         return False
 
     # ---- what follows
+
+    def close(self) -> None:
+        for writer in list(self._pidfds):
+            self._forget(writer)
 
     def alive(self, writer: Writer) -> bool:
         pidfd = self._pidfd(writer)
@@ -146,7 +153,7 @@ class Kernel:
             mine = self.start_of(writer.pid) == writer.started
         finally:
             if not mine:
-                self.close(pidfd)
+                self.let_go(pidfd)
         return pidfd if mine else None
 
     def _bury(self, writer: Writer) -> None:
@@ -157,4 +164,4 @@ class Kernel:
 
     def _forget(self, writer: Writer) -> None:
         if (pidfd := self._pidfds.pop(writer, None)) is not None:
-            self.close(pidfd)
+            self.let_go(pidfd)

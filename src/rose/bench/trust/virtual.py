@@ -178,5 +178,5 @@ class SimKernel(Kernel):
         found = self._asker.table.get(writer.pid)
         return found is not None and found.alive and found.stopped
 
-    def close(self, pidfd: int) -> None:
+    def let_go(self, pidfd: int) -> None:
         """A pidfd is a pid here."""
