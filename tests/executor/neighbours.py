@@ -16,7 +16,7 @@ class Table:
     killed: list[Writer] = field(default_factory=list)
 
     def alive(self, writer: Writer) -> bool:
-        return writer not in self.dead
+        return writer.pid > 0 and writer not in self.dead
 
     def stopped(self, writer: Writer) -> bool:
         return writer in self.frozen

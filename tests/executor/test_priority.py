@@ -124,3 +124,12 @@ def test_pin_puts_threads_on_cores() -> None:
         assert os.sched_getaffinity(0) == {min(before)}
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_lifting_without_descriptors_left_fails_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_: Path) -> Iterator[Path]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(priority, "is_idle", lambda _: True)
+    monkeypatch.setattr(Path, "iterdir", none_left)
+    priority.lift(os.getpid())
