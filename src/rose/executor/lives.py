@@ -64,8 +64,13 @@ class Lives:
 
     def arrived(self, request: str, prompt: int, at: float) -> None:
         self._lives[request] = _Life(at, prompt)
-        self.prompts.add(prompt)
         self.arrivals.add(at)
+
+    def begun(self, request: str, cached: int) -> None:
+        """Its first step was scheduled, with so many tokens found in the prefix cache: what a new
+        request costs is what is left."""
+        if (life := self._lives.get(request)) is not None:
+            self.prompts.add(max(1, life.prompt - cached))
 
     def stepped(self, request: str, computed: int, emitted: int, at: float) -> None:
         """A step ended: so many of the request's tokens are computed, so many are sent."""

@@ -22,7 +22,13 @@ from typing import Any
 
 import aiohttp
 
-from rose.bench.trust.rig import DrillError, Rig, kill_tree, without_descriptors
+from rose.bench.trust.rig import (
+    DrillError,
+    Rig,
+    kill_tree,
+    without_descriptors,
+    without_writing,
+)
 from rose.executor.facts import FACTS_S
 from rose.executor.page import SECTION, SECTION_SIZE
 
@@ -315,7 +321,7 @@ async def _attached(drill: Drill) -> None:
     rig.start_node()
     await rig.ready()
     rig.start_turns((await rig.status())["rollout"]["url"])
-    await rig.lend()
+    await _silent(drill)
     await _unreadable(drill)
     await rig.lend()
     async with drill.unseen("serving restarted without rose"):
@@ -330,17 +336,25 @@ async def _attached(drill: Drill) -> None:
     await _rolling(drill)
 
 
-async def _unreadable(drill: Drill) -> None:
-    """Somebody writes garbage into serving's half faster than serving mends it."""
+async def _silent(drill: Drill) -> None:
+    """Serving's second thread cannot write the page any more: its facts grow old."""
     rig = drill.rig
-    garbage = random.Random(1)
-    async with drill.unseen("serving's half unreadable"):
-        until = time.monotonic() + UNSEEN_S
-        with rig.page_path.open("r+b", buffering=0) as file:
-            while time.monotonic() < until:
+    await rig.lend()
+    with without_writing(rig.core("serving")):
+        async with drill.unseen("serving silent"):
+            await asyncio.sleep(UNSEEN_S)
+
+
+async def _unreadable(drill: Drill) -> None:
+    """Garbage in serving's half, which it cannot mend."""
+    rig = drill.rig
+    await rig.lend()
+    with without_writing(rig.core("serving")):
+        async with drill.unseen("serving's half unreadable"):
+            with rig.page_path.open("r+b", buffering=0) as file:
                 file.seek(SECTION["serving"])
-                file.write(garbage.randbytes(SECTION_SIZE))
-                await asyncio.sleep(0.001)
+                file.write(random.Random(1).randbytes(SECTION_SIZE))
+            await asyncio.sleep(UNSEEN_S)
 
 
 async def _rolling(drill: Drill) -> None:

@@ -86,11 +86,17 @@ class SimRollout:
         self.parking = Parking(device)
         device.rollout = self
         terms = MemoryTerms(TOTAL, HEADROOM, rollout_max=TOTAL)
+        self.gate = Gate(page, Tracker(PROFILE), clock, dedicated=False, chunk=512, clock=clock)
         self.borrower = Borrower(
-            page, self.parking, self._publish, terms, dedicated=False, clock=clock
+            page,
+            self.parking,
+            self._publish,
+            terms,
+            dedicated=False,
+            clock=clock,
+            void=self.gate.void,
         )
         self.border = self.borrower.border
-        self.gate = Gate(page, Tracker(PROFILE), clock, dedicated=False, chunk=512, clock=clock)
         self.turns: list[int] = []
         """Steps that each still needs; every turn holds one block."""
         self.stepping = False

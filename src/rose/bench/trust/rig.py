@@ -272,6 +272,7 @@ class Rig:
 
     async def lend(self) -> None:
         """Lend the device, and wait until rollouts run on it and hold memory."""
+        await self.ready()
         code, said = await self.post("/activate")
         if code != 200:
             raise DrillError(f"/activate answered {code}: {said.get('error')}")
@@ -305,6 +306,18 @@ def _ours(home: str) -> Iterator[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             if process.environ().get("ROSE_HOME") == home and process.pid != os.getpid():
                 yield process
+
+
+@contextlib.contextmanager
+def without_writing(pid: int) -> Iterator[None]:
+    """A process that cannot write any file: not the page either."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextlib.contextmanager

@@ -196,6 +196,7 @@ class ServingMixin:
         self._overhead.stepped()
         for new in output.scheduled_new_reqs:
             self._book.found(new.req_id, new.num_computed_tokens)
+            self._lives.begun(new.req_id, new.num_computed_tokens)
         for request_id, tokens in computed:
             if (request := self.requests.get(request_id)) is not None:
                 self._lives.stepped(request_id, tokens, request.num_output_tokens, at)
