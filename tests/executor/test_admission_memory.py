@@ -71,9 +71,7 @@ def test_no_budget_buys_what_giving_back_takes() -> None:
     assert window(replace(paid, kv_lacks=0), BUDGET, allowance=1e9).seconds > most
 
 
-@given(
-    st.floats(0, 2), st.floats(0, 2), st.integers(0, 1), st.sampled_from([GPU, CPU, BUDGET])
-)
+@given(st.floats(0, 2), st.floats(0, 2), st.integers(0, 1), st.sampled_from([GPU, CPU, BUDGET]))
 def test_longer_hand_overs_never_lend_more(
     give_back_s: float, more_s: float, lacks: int, terms: Terms
 ) -> None:

@@ -36,7 +36,9 @@ def test_only_what_is_beyond_is_capped(seconds: dict[str, float]) -> None:
     facts = replace(FACTS, **seconds, decode_deadline=1e9, step_ends=1e9)
     capped = facts.capped()
     for name, value in asdict(capped).items():
-        assert value == (min(seconds[name], MAX_SECONDS) if name in seconds else asdict(facts)[name])
+        assert value == (
+            min(seconds[name], MAX_SECONDS) if name in seconds else asdict(facts)[name]
+        )
 
 
 def test_what_is_plausible_is_left_as_it_is() -> None:

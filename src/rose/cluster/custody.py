@@ -60,7 +60,7 @@ class Custody:
         The page is written first, so it counts where it is left. A lease that the engine still
         holds is kept, unless the device was taken back.
         """
-        self.epoch = (left.epoch if left is not None else 0) + 1
+        self.epoch = 1 + max(said.epoch if said is not None else 0 for said in (left, held))
         self.offered = bool(left.offered) if left is not None else not taken_back
         self.cold = held is None
         kept = self.offered and held is not None

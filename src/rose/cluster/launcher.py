@@ -167,9 +167,24 @@ async def _end_engines(node: NodeConfig, ours: Collection[int]) -> None:
     engines, cores = memo.recall(node.device), _cores(node)
     left = {role: Engine(role, "", pid, None) for role, pid in cores.items()} | engines
     await asyncio.gather(*(_end(engine, cores.get(role)) for role, engine in left.items()))
-    if node.serving is None or not node.serving.attach:
+    taken_back = memo.taken_back or _taken_back(node)
+    if taken_back:
+        memo.remember([], offered=False)
+    kept = taken_back and memo.unwritten
+    if not kept and (node.serving is None or not node.serving.attach):
         node.page_path.unlink(missing_ok=True)
     memo.forget()
+
+
+def _taken_back(node: NodeConfig) -> bool:
+    """Whether the orders that a dead node left say so: no disk may have taken it."""
+    try:
+        page = Page.open(node.page_path)
+    except PageError:
+        return False
+    orders = page.node()
+    page.close()
+    return orders is not None and not orders.facts.offered
 
 
 async def _end(engine: Engine, core: int | None) -> None:

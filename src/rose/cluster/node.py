@@ -225,13 +225,15 @@ class Node:
         was taken back they have to wait until it is lent again."""
         if not self.offered:
             return
+        mine = self.custody.epoch + 1
         try:
             await self.activate()
         except (TimeoutError, Overtaken, TakenBack) as error:
             log.warning("first steps have to wait for a lease: %s", error)
         finally:
-            with contextlib.suppress(Overtaken):
-                await self.revoke()
+            if self.custody.epoch == mine:  # else somebody has ordered otherwise meanwhile
+                with contextlib.suppress(Overtaken):
+                    await self.revoke()
 
     async def _first_steps(self) -> None:
         assert self.rollout is not None
@@ -288,9 +290,10 @@ class Node:
         The order is on the page before anything else; what remembers it comes after.
         """
         self.custody.take_back()
-        took = await self.revoke()
-        self._remember()
-        return took
+        try:
+            return await self.revoke()
+        finally:
+            self._remember()
 
     async def activate(self) -> float:
         self.last_activate_s = await self._order(LeaseState.ACTIVE)

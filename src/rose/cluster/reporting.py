@@ -27,13 +27,13 @@ async def report(node: Node, scheduler: str, secret: str) -> None:
         began, ordered = node.clock(), False
         try:
             load += SMOOTHING * (_busy(node) - load)
-            ordered = await _once(node, scheduler, secret, load)
-            failing, answered = False, node.clock()
+            if (said := await _once(node, scheduler, secret, load)) is not None:
+                failing, answered, ordered = False, node.clock(), said
         except Exception as error:
             if not failing:
                 known = isinstance(error, (aiohttp.ClientError, OSError, ValueError))
-                said = str(error) or type(error).__name__
-                log.warning("scheduler %s: %s", scheduler, said, exc_info=not known)
+                what = str(error) or type(error).__name__
+                log.warning("scheduler %s: %s", scheduler, what, exc_info=not known)
             failing = True
             await _end_term(node, node.clock() - answered)
         if not ordered:  # else the scheduler waits to hear that it is done
@@ -41,12 +41,14 @@ async def report(node: Node, scheduler: str, secret: str) -> None:
 
 
 async def _end_term(node: Node, silent_s: float) -> None:
-    if silent_s > node.config.lease_s and _is_active(node):
-        log.warning("the lease is over: no answer for %.0f s", node.config.lease_s)
-        try:
+    if silent_s <= node.config.lease_s:
+        return
+    try:
+        if _is_active(node):
+            log.warning("the lease is over: no answer for %.0f s", node.config.lease_s)
             await node.drain()
-        except Exception:
-            log.exception("the lease is over, and draining failed; trying again")
+    except Exception:
+        log.exception("the lease is over, and draining failed; trying again")
 
 
 def _is_active(node: Node) -> bool:
@@ -66,11 +68,11 @@ def _memory(node: Node) -> float:
     return reading.facts.kv_may / reading.facts.kv_max
 
 
-async def _once(node: Node, scheduler: str, secret: str, load: float) -> bool:
-    """Whether there was an order."""
+async def _once(node: Node, scheduler: str, secret: str, load: float) -> bool | None:
+    """Whether there was an order; None when there was nothing to ask for."""
     rollout = node.rollout
     if not node.ready or rollout is None:
-        return False
+        return None
     word = {
         "node": node.url,
         "engine": rollout.url,

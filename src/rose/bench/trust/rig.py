@@ -272,7 +272,6 @@ class Rig:
 
     async def lend(self) -> None:
         """Lend the device, and wait until rollouts run on it and hold memory."""
-        await self.ready()
         code, said = await self.post("/activate")
         if code != 200:
             raise DrillError(f"/activate answered {code}: {said.get('error')}")
