@@ -58,6 +58,14 @@ class FakeServer:
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "fake"}]})
 
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Every prompt counts, and half of it was known."""
+        looked_up = sum(len(body["prompt"]) for body in self.bodies)
+        return web.Response(
+            text=f'vllm:prefix_cache_queries_total{{engine="0"}} {looked_up}.0\n'
+            f'vllm:prefix_cache_hits_total{{engine="0"}} {looked_up / 2}\n'
+        )
+
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if not self.takes_extras and {"ignore_eos", "stream_options"} & set(body):
@@ -128,6 +136,7 @@ def fake_server() -> Iterator[FakeServer]:
     async def start() -> web.AppRunner:
         app = web.Application()
         app.router.add_get("/v1/models", server.models)
+        app.router.add_get("/metrics", server.metrics)
         app.router.add_post("/v1/completions", server.completions)
         runner = web.AppRunner(app, shutdown_timeout=0.01)
         await runner.setup()

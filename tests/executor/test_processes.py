@@ -93,17 +93,25 @@ def test_what_cannot_be_asked_is_not_death(
     assert not kernel.stopped(known)
 
 
-@pytest.mark.parametrize("seen_before", [True, False])
 def test_who_must_die_is_killed_without_a_descriptor(
-    spawn: Spawn, kernel: Kernel, exhausted: Callable[[], None], seen_before: bool
+    spawn: Spawn, kernel: Kernel, exhausted: Callable[[], None]
 ) -> None:
     child, writer = spawn()
-    if seen_before:
-        assert kernel.alive(writer)
+    assert kernel.alive(writer)
     exhausted()
     kernel.kill(writer)
     assert child.wait(60) == -signal.SIGKILL
-    assert kernel.alive(writer) is not seen_before  # a pidfd knows; without one nobody does
+    assert not kernel.alive(writer)
+
+
+def test_nobody_is_killed_by_a_pid_that_may_be_anothers(
+    spawn: Spawn, kernel: Kernel, exhausted: Callable[[], None]
+) -> None:
+    child, writer = spawn()
+    exhausted()
+    kernel.kill(writer)
+    assert child.poll() is None
+    assert kernel.alive(writer)
 
 
 def test_who_is_dead_stays_dead_when_nothing_can_be_asked(

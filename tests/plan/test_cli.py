@@ -46,6 +46,7 @@ def test_a_fleet_is_planned_as_table_json_and_page(tmp_path: Path) -> None:
     }  # fmt: skip
     assert found["ratios"]["throughput_vs_fixed_fixed"] == 1.0
     assert found["ratios"]["throughput_vs_fixed_rose"] > 1.0
+    assert found["modes"]["rose"]["prefix_hit_rate"] is None
     assert set(found["sensitivity"]) == {"as it is", "traffic doubles", "tools take twice as long",
                                          "links 10 times slower"}  # fmt: skip
     assert all(cost > 0 for cost in found["modes"]["rose"]["money"].values())
@@ -70,6 +71,18 @@ def test_a_fleet_is_planned_as_table_json_and_page(tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "").replace(
         "http://purl.org", ""
     ).replace("http://creativecommons.org", "")
+
+
+def test_a_plan_tells_which_prefixes_lending_leaves(tmp_path: Path) -> None:
+    file, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    prefixes = {"prefix_hit_rate": 0.5, "prefix_return_s": 30}
+    fleet = written(tmp_path / "fleet.toml", serving=prefixes)
+    said = rose(fleet, "--json", file, "--html", page)
+    assert said.exit_code == 0, said.output
+    assert "prefix hits alone" in page.read_text() and "prefix" in said.output
+    modes = json.loads(file.read_text())["modes"]
+    assert modes["fixed"]["prefix_hit_rate"] is None
+    assert 0.4 < modes["rose"]["prefix_hit_rate"] <= modes["rose"]["prefix_hit_rate_alone"] < 0.6
 
 
 def test_steps_that_are_counted_too_early_are_told(
@@ -112,6 +125,8 @@ def test_the_same_file_gives_the_same_plan(tmp_path: Path) -> None:
         ({"serving": {"model": "Gwen"}}, "Gwen"),
         ({"serving": {"rate": -1.0}}, "serving.rate"),
         ({"serving": {"load": 0.2}}, "give either rate or load"),
+        ({"serving": {"prefix_hit_rate": 1.0}}, "serving.prefix_hit_rate"),
+        ({"serving": {"prefix_return_s": 0}}, "serving.prefix_return_s"),
         ({"serving": {"traffic": "nobody"}}, "traffic is 'nobody'"),
         ({"job": {"rollouts": "chess"}}, "rollouts is 'chess'"),
         ({"job": {"models": "x"}}, "job.models"),

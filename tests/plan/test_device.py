@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plan.simple import MODEL
 
-from rose.executor import memory
+from rose.executor import memory, peak
 from rose.executor.admission import Terms
 from rose.executor.slo import Slo
 from rose.plan.device import Device, Done
 from rose.plan.engine import EngineModel, Job
+from rose.plan.returning import Returning, Visits
 from rose.plan.sharing import Prompts, Sharing
 
 SLO = Slo(0.5, 0.1)
@@ -155,6 +156,21 @@ def test_memory_goes_back_to_serving_and_turns_that_lose_theirs_are_told() -> No
     assert set(times(seen, "served")) == {100, 101, 102}
 
 
+def test_memory_is_lacked_while_a_burst_like_the_last_one_would_not_find_it() -> None:
+    one = device(PREEMPTION, kv_total=2_000_000)
+    one.settle(0.0)
+    assert not one.lacks(0.0)
+    for i in range(3):
+        one.arrive(request(i, 400, 20), 0.5)
+    one.settle(0.5)
+    assert not one.lacks(0.5)  # what was cut leaves headroom
+    run(one, 2.0)
+    for second in range(2, 61):
+        one.settle(float(second))
+    assert one.budget.bytes == 1_600_000 and one.lacks(60.0)
+    assert not one.lacks(60.0 + 2 * peak.OVER_S)
+
+
 def test_a_device_that_sleeps_hands_all_its_turns_back() -> None:
     one = device(GATE)
     for i in range(4):
@@ -265,8 +281,10 @@ def test_a_token_is_sent_beside_rollouts_and_not_after_them() -> None:
 def test_memory_is_what_the_policy_says_whenever_it_is_asked(
     policy: str, happens: list[tuple[str, float]]
 ) -> None:
+    visits = Visits([index - 2 if index % 3 else -1 for index in range(40)], 0.9, [])
     terms = memory.MemoryTerms(2_000 * MODEL.kv_bytes, 0.2, policy, 2_000 * MODEL.kv_bytes)
     one = device(GATE, kv_total=terms.total, policy=policy)
+    one.returning = Returning(visits, 2_000)
     asked, now = one.budget, 0.0
 
     def settle(now: float) -> None:
@@ -274,7 +292,10 @@ def test_memory_is_what_the_policy_says_whenever_it_is_asked(
         one.settle(now)
         assert one.serving is not None
         need = (one.serving.context + one.serving.prompts) * MODEL.kv_bytes
-        asked = memory.decide(asked, memory.Demand(one.active, need, rl_step=one.rl_step), terms, now)
+        assert one.returning is not None
+        warm = one.returning.warm(now) * MODEL.kv_bytes
+        demand = memory.Demand(one.active, need, rl_step=one.rl_step, serving_warm=warm)
+        asked = memory.decide(asked, demand, terms, now)
         assert one.budget == asked
 
     for number, (what, seconds) in enumerate(happens):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.plan.simple import MODEL
 
 from rose.executor.admission import Terms
+from rose.executor.bounds import Queue, bounds
 from rose.executor.slo import Slo
 from rose.plan.engine import Engine, Job
 from rose.plan.sharing import SHUT, Prompts, Shares, Sharing
 
 
-def sharing(slo: Slo, error_budget: float = 0.0) -> Sharing:
+def sharing(slo: Slo, error_budget: float = 0.0, preempt_s: float | None = None) -> Sharing:
     known = Prompts((100, 100, 100, 100, 100), 100, 1.0)
-    terms = Terms("rose", error_budget=error_budget)
+    terms = Terms("rose", preempt_s, error_budget)
     return Sharing(terms, slo, MODEL, MODEL, known, credit_s=2.0)
 
 
@@ -60,3 +62,40 @@ def test_an_idle_device_is_lent_alike_whoever_asked_before() -> None:
             assert asked == alone
             found.add(asked)
     assert len(found) > 4
+
+
+def turns(count: int) -> Engine:
+    rollout = Engine(MODEL)
+    for id_ in range(count):
+        rollout.add(Job(id_, 10, 10, 100))
+    while rollout.waiting:
+        rollout.plan()
+        rollout.done()
+    return rollout
+
+
+@pytest.mark.parametrize("preempt_s", [None, 0.001])
+def test_a_step_on_an_idle_device_leaves_time_for_the_next_token_of_who_may_come(
+    preempt_s: float | None,
+) -> None:
+    """Without preemption; with it the step may be as long as it likes."""
+    slo = Slo(0.6, 0.06)
+    one = sharing(slo, preempt_s=preempt_s)
+    found = one.of(Engine(MODEL), turns(60), due_s=1.0, allowance=0.0, patient=False)
+    next_s, _ = bounds(Queue(1, 0, 0, 100), MODEL.latency, MODEL.budget, slo.tpot_s)
+    most = 1.1 * (0.01 + 0.001 * found.tokens)
+    if preempt_s is None:
+        assert 0 < most <= slo.tpot_s - next_s < most + 1.1 * 0.008  # tokens are found by eights
+    else:
+        assert most > slo.tpot_s - next_s
+
+
+def test_a_step_leaves_time_to_give_memory_back_that_serving_lacks() -> None:
+    """With preemption too: nobody overtakes a step that holds the memory."""
+    for preempt_s in (None, 0.001):
+        one = sharing(Slo(0.12, 0.2), preempt_s=preempt_s)
+        enough, short = (
+            one.of(Engine(MODEL), turns(60), due_s=1.0, allowance=0.0, patient=False, lacks=lacks)
+            for lacks in (False, True)
+        )
+        assert enough.tokens >= short.tokens + 15 > 15

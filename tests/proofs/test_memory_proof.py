@@ -1,10 +1,12 @@
 """The two engines never hold more than the device has, for all numbers and in every interleaving.
 
 *By induction.* Nothing that can happen leads out of the states with `protocol.holds`.
-*Of the code.* `Border.follow` and `_respect_claim` run on unknown numbers (see `symbolic`), and all
-that others can see of them is moves of the protocol, which are made with the real `may_use` and
-`serving_quota`. The policy may want anything.
-*Of the policy.* Whatever `decide` is asked, it lends only beside the headroom.
+*Of the code.* `Borrower.follow_memory` and `Lender.respect` run on unknown numbers (see
+`symbolic`), and all that others can see of them is moves of the protocol, which are made with the
+real `may_use` and `serving_quota`. The policy may want anything. `Page.lending` and `Page.own`, on
+any times and on a real page, let nobody read or start whom the protocol does not.
+*Of the policy.* Whatever `decide` is asked, it lends only beside the headroom and what serving
+needs or keeps warm, and nothing for long beside a serving engine that is not seen.
 """
 
 from __future__ import annotations
@@ -13,19 +15,19 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from types import ModuleType
-from typing import Any
 from unittest import mock
 
 import pytest
 import z3
 from tests.proofs import handover
-from tests.proofs.bugs import Bug, edited, planted
+from tests.proofs.bugs import Bug, planted
 from tests.proofs.handover import Acked, Claim, Moved, Rollout, Serving, Told, follow, respect
 from tests.proofs.protocol import (
     ANY,
     DEVICE,
     HEADROOM,
     NOTHING,
+    RULES,
     agreed,
     holds,
     kept,
@@ -34,11 +36,11 @@ from tests.proofs.protocol import (
     quota_beside,
     total,
 )
-from tests.proofs.symbolic import Number, counterexample, paths, term, value, whole
+from tests.proofs.symbolic import Number, counterexample, highest, lowest, paths, term, value, whole
 
-from rose.executor import memory
-from rose.executor.memory import POLICIES
-from rose.executor.vllm import border
+from rose.executor import border, borrower, lender, memory, page
+from rose.executor.facts import FACTS_S
+from rose.executor.memory import POLICIES, UNSEEN_S
 
 usable, claim, revision, used, wanted = z3.Ints("usable claim revision used wanted")
 quota, acked, read_claim, read_revision = z3.Ints("quota acked read_claim read_revision")
@@ -46,11 +48,12 @@ quota, acked, read_claim, read_revision = z3.Ints("quota acked read_claim read_r
 
 @pytest.fixture(autouse=True)
 def _unknown_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "int", whole, raising=False)
+    for name, instead in {"int": whole, "min": lowest, "max": highest}.items():
+        monkeypatch.setattr(memory, name, instead, raising=False)
 
 
-def unsafe_moves() -> Iterator[str]:
-    for name, when, then in moves(ANY):
+def unsafe_moves(without: str = "") -> Iterator[str]:
+    for name, when, then in moves(ANY, without):
         if model := counterexample(holds(then), DEVICE, holds(ANY), when):
             yield f"{name}: {model}"
 
@@ -83,11 +86,14 @@ def wrong_moves_of_serving() -> Iterator[str]:
     some = Claim(Number(read_claim), Number(read_revision))
     for read, lives, knows, forced in product((some, None), *[(False, True)] * 3):
         engine = Serving(Number(quota), Number(claim), Number(revision), knows, forced)
-        run = partial(respect, engine, read, rollout_lives=lives, headroom=HEADROOM, **sizes)
+        who = {"writer_lives": lives, "known_lives": knows}
+        run = partial(respect, engine, read, headroom=HEADROOM, **who, **sizes)
         seen = (read_claim, read_revision) if read else (total, z3.IntVal(0))
         seen = seen if lives else (z3.IntVal(0), z3.IntVal(0))
         most = quota_beside(seen[0])
-        for condition, (effects, _) in paths(run, DEVICE, given):
+        for condition, (effects, _, _) in paths(run, DEVICE, given):
+            if effects and knows and not (read and lives):
+                yield f"{effects} without a word of one that lives"
             for effect in effects:
                 if isinstance(effect, Moved):
                     before, after = map(term, effect)
@@ -101,14 +107,47 @@ def wrong_moves_of_serving() -> Iterator[str]:
                     yield f"{effect}: {model}"
 
 
+def relied_upon_wrongly() -> Iterator[str]:
+    """Facts of serving that are old, of a time to come, or beside a second serving engine."""
+    written, intruded, now = z3.Reals("written intruded now")
+    sound = z3.And(now - FACTS_S <= written, written <= now, intruded <= now - 2 * FACTS_S)
+    run = partial(handover.lending, Number(written), Number(intruded), Number(now))
+    for condition, relied in paths(run):
+        if model := counterexample(sound == relied, condition):
+            yield f"relied={relied}: {model}"
+
+
+def owned_twice() -> Iterator[str]:
+    for section in page.SECTION:
+        owns = [handover.admitted(section, taken=taken) for taken in (False, True)]
+        if owns != [True, False]:
+            yield f"{section}: {owns}"
+
+
+def kept_beside_unseen() -> Iterator[str]:
+    """What rollout wants beside a serving engine that has not been seen for long enough, and more
+    than it had, however short it was."""
+    seen_at, now = z3.Reals("seen_at now")
+    given = z3.And(usable >= 0, usable <= claim, seen_at <= now)
+    engine, known = Rollout(Number(usable), Number(claim), Number(revision)), Number(total)
+    times = {"seen_at": Number(seen_at), "now": Number(now)}
+    run = partial(follow, engine, None, None, total=known, blocks=known, **times)
+    for condition, effects in paths(run, DEVICE, given, claim <= total):
+        after = [term(effect.after) for effect in effects if isinstance(effect, Moved)]
+        left = after[-1] if after else usable
+        fine = z3.And(left <= usable, z3.Implies(now - seen_at > UNSEEN_S, left == 0))
+        if model := counterexample(fine, DEVICE, given, condition):
+            yield f"{effects}: {model}"
+
+
 def revisions_come_again() -> Iterator[str]:
     """Whether a later engine begins below a revision of an earlier one, which changes its claim
     less than once per microsecond."""
-    parking: Any = handover.Parking(0, 0, 1)
-    with mock.patch.object(border.time, "monotonic_ns", side_effect=(5_000_000, 6_000_000)):
-        early, late = (
-            border.Border(handover.PAGE, parking, lambda: None, dedicated=False) for _ in range(2)
-        )
+    parking, sheet = handover.Parking(0, 0, 1), mock.Mock()
+    early, late = (
+        border.Border(sheet, parking, mock.Mock(), dedicated=False, clock=lambda at=at: at)
+        for at in (5.0, 5.001)
+    )
     for change in range(999):
         early._stake((change + 1) % 2)
     if not 0 < early.revision < late.revision:
@@ -117,25 +156,46 @@ def revisions_come_again() -> Iterator[str]:
 
 def lent_too_much() -> Iterator[str]:
     """What the policy does against its law."""
-    now, calm_since = z3.Reals("now calm_since")
+    now, calm_since, unseen = z3.Reals("now calm_since unseen")
     need, most, frozen_in, rl_step = z3.Ints("need most frozen_in rl_step")
-    given = z3.And(usable >= 0, usable <= most, need >= 0)
-    for policy, frozen, active, alive in product(POLICIES, *[(False, True)] * 3):
+    warm, useful = z3.Ints("warm useful")
+    given = z3.And(usable >= 0, usable <= most, need >= 0, warm >= 0, useful >= 0, unseen >= 0)
+    for policy, frozen, active in product(POLICIES, *[(False, True)] * 2):
         frozen_then = Number(frozen_in) if frozen else None
         before = memory.Budget(Number(usable), Number(calm_since), frozen_then)
-        demand = memory.Demand(active, Number(need), alive, Number(rl_step))
+        some = {"serving_warm": Number(warm), "useful": Number(useful)}
+        demand = memory.Demand(active, Number(need), Number(unseen), Number(rl_step), **some)
         terms = memory.MemoryTerms(Number(total), HEADROOM, policy, Number(most))
         low = value(lambda terms=terms: memory.low_water(terms.total, terms.headroom))
         decide = partial(memory.decide, before, demand, terms, Number(now))
         for condition, budget in paths(decide, DEVICE, given):
             after = term(budget.bytes)
-            grown, pressed = after > usable, z3.And(usable > 0, total - usable - need < low)
+            seen, spare = z3.And(active, unseen == 0), total - usable - need
+            pressed = z3.And(seen, usable > 0, spare < low)
+            fits = after + need + warm + kept <= total
             laws = {
                 "not more than the engine can hold": z3.And(after >= 0, after <= most),
                 "nothing to a dormant engine": z3.Or(active, after == 0),
-                "no growth beside a dead engine": z3.Or(alive, z3.Not(grown)),
-                "growth leaves the headroom": z3.Implies(grown, after + need + kept <= total),
+                "nothing beside one unseen": z3.Implies(unseen > UNSEEN_S, after == 0),
+                "no growth beside one unseen": z3.Or(unseen == 0, after <= usable),
+                "no cut for being late": z3.Or(
+                    seen, unseen > UNSEEN_S, after == usable, z3.Not(active)
+                ),
+                "growth leaves the headroom": z3.Implies(after > usable, fits),
+                "growth is of use": z3.Implies(after > usable, after <= useful),
                 "pressure halves": z3.Implies(pressed, 2 * after <= usable),
+                "warm prefixes are given way": z3.Implies(
+                    z3.And(seen, usable > 0, spare - warm < low), z3.Or(fits, after == 0)
+                ),
+                "and no further": z3.Implies(
+                    z3.And(seen, z3.Not(pressed), after < usable),
+                    z3.Or(
+                        after == useful,
+                        after == most,
+                        after == 0,
+                        after + need + warm + kept == total,
+                    ),
+                ),
             }
             for name, law in laws.items():
                 if model := counterexample(law, DEVICE, given, condition):
@@ -157,19 +217,27 @@ def refused_for_nothing() -> Iterator[str]:
 
 
 PROOFS = {
+    "a section has one owner": owned_twice,
+    "only what can be relied upon is": relied_upon_wrongly,
+    "nothing is kept beside one unseen": kept_beside_unseen,
+    "revisions do not come again": revisions_come_again,
     "no claim takes the headroom": headroom_taken,
     "claims beside the headroom are agreed to": refused_for_nothing,
-    "the policy leaves the headroom": lent_too_much,
-    "revisions do not come again": revisions_come_again,
     "nothing leads to too much": unsafe_moves,
     "rollout keeps to the protocol": wrong_moves_of_rollout,
     "serving keeps to the protocol": wrong_moves_of_serving,
+    "the policy leaves the headroom": lent_too_much,
 }
 
 
 @pytest.mark.parametrize("proof", PROOFS)
 def test_proof(proof: str) -> None:
     assert next(PROOFS[proof](), None) is None
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_protocol_needs(rule: str) -> None:
+    assert next(unsafe_moves(rule), None) is not None
 
 
 def test_the_protocol_can_begin() -> None:
@@ -183,16 +251,39 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
     "quota has no floor": (memory, "max(floor, total - claim)", "max(0, total - claim)"),
     "growth ignores need": (
         memory,
-        "terms.total - demand.serving_need - int(",
-        "terms.total - int(",
+        "terms.total - demand.serving_need - demand.serving_warm",
+        "terms.total - demand.serving_warm",
     ),
+    "growth ignores prefixes": (
+        memory,
+        "terms.total - demand.serving_need - demand.serving_warm",
+        "terms.total - demand.serving_need",
+    ),
+    "growth is of no use": (memory, "goal = min(most, demand.useful)", "goal = most"),
     "growth has no ceiling": (
         memory,
-        "return Budget(min(grown, most), now",
+        "return Budget(min(grown, goal), now",
         "return Budget(grown, now",
     ),
-    "a dormant engine keeps": (memory, "return Budget(0, now, None)", "return budget"),
-    "a dead engine is no limit": (memory, "if not demand.serving_alive:", "if False:"),
+    "prefixes are no reason": (memory, "most if pressed else", "budget.bytes if pressed else"),
+    "prefixes take all": (memory, "Budget(most if pressed", "Budget(most // 2 if pressed"),
+    "a dormant engine keeps": (
+        memory,
+        "not demand.active or demand.unseen_s > U",
+        "demand.unseen_s > U",
+    ),
+    "one unseen is no limit": (memory, " or demand.unseen_s > UNSEEN_S", ""),
+    "a late one is none": (memory, "    if demand.unseen_s > 0.0:\n        return budget\n", ""),
+    "a late one is a reason": (memory, "> UNSEEN_S:", "> 0.0:"),
+    "unseen is not counted": (
+        borrower,
+        "unseen_s=0.0 if self._dedicated else now - self._seen_at",
+        "unseen_s=0.0",
+    ),
+    "old facts count": (page, "or not reading.facts.fresh(now) ", ""),
+    "a rival does not count": (page, " or self.rival(now):", ":"),
+    "a rival is forgotten soon": (page, "now - 2 * FACTS_S", "now - FACTS_S"),
+    "anybody owns": (page, "raise\n            return False", "raise\n            return True"),
     "pressure cuts little": (memory, "min(budget.bytes // 2, most)", "min(budget.bytes, most)"),
     "use before agreement": (border, "serving is not None\n            and", "True or"),
     "say, then give back": (
@@ -208,7 +299,28 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
         "        self._parking.set_usable(wanted)\n        changed = self._stake(wanted)",
     ),
     "same revision again": (border, "self.revision += 1", "self.revision += 0"),
-    "revisions from zero": (border, "time.monotonic_ns() // 1000", "0"),
+    "revisions from zero": (border, "int(clock() * 1e6)", "0"),
+    "ack before lowering": (
+        lender,
+        "if reached > wanted:\n            return False",
+        "if False:\n            return False",
+    ),
+    "keep the quota": (lender, "reached = parking.set_usable(slice_end)", "reached = wanted"),
+    "an unread claim is none": (
+        lender,
+        "claim, revision = page.kv_total, 0",
+        "claim, revision = 0, 0",
+    ),
+    "an unread claim is gone": (
+        lender,
+        "elif self.claimant is not None and page.processes.alive(self.claimant)",
+        "elif False",
+    ),
+    "a live engine is gone": (
+        lender,
+        "not None and page.processes.alive(r",
+        "not None and not page.processes.alive(r",
+    ),
 }
 
 
@@ -217,23 +329,3 @@ def test_a_bug_is_found(bug: str) -> None:
     module, sound, broken = BUGS[bug]
     with planted(module, Bug(sound, broken)):
         assert any(next(proof(), None) for proof in PROOFS.values())
-
-
-BUGS_OF_SERVING = {
-    "ack before lowering": Bug(
-        "if reached > wanted:\n            return", "if False:\n            return"
-    ),
-    "keep the quota": Bug("reached = parking.set_usable(slice_end)", "reached = wanted"),
-    "an unread claim is none": Bug(
-        "claim, revision = device.page.kv_total, 0", "claim, revision = 0, 0"
-    ),
-    "a live engine is gone": Bug(
-        "self._peer.alive(reading.writer)", "not self._peer.alive(reading.writer)"
-    ),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS_OF_SERVING)
-def test_a_bug_of_serving_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "SERVING", edited(handover.SERVING, BUGS_OF_SERVING[bug]))
-    assert next(wrong_moves_of_serving(), None) is not None

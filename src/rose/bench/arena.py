@@ -29,8 +29,8 @@ from rose.bench import arrivals, load
 from rose.bench.arrivals import LogNormal, Request
 from rose.bench.cold import ColdNode
 from rose.bench.cpu import Counting, Spent, thread_seconds
-from rose.bench.executor import SLO_FACTOR
 from rose.bench.stats import Sample, percentiles
+from rose.bench.summary import SLO_FACTOR
 from rose.cluster import api, cluster_config, up
 from rose.cluster.config import ConfigError, parse
 from rose.executor.page import Page

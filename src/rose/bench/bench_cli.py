@@ -42,11 +42,12 @@ class _Bench:
     @contextmanager
     def running(self) -> Iterator[None]:
         from rose.bench.traces import TraceError
+        from rose.bench.trust.rig import DrillError
         from rose.cluster.config import ConfigError
 
         try:
             yield
-        except (ConfigError, TraceError) as error:
+        except (ConfigError, DrillError, TraceError) as error:
             typer.echo(f"rose: {error}", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
@@ -100,11 +101,32 @@ def executor(
     for name, by_mode in runs.items():
         drawn = [by_mode[m][-1] for m in ("serving_alone", "share_all", "rose") if by_mode.get(m)]
         picture = out / f"executor_{name}.png"
-        kv_total = int(settings.kv_gb * (1 << 30))
-        slo = Slo(**shown.result["modes"][name]["slo"])
+        told = shown.result["modes"][name]
+        kv_total, slo = int(told["kv_gb"] * (1 << 30)), Slo(**told["slo"])
         timeline.draw(drawn, slo, kv_total, f"{model} on {device}, {name}", picture)
         shown.say(f"picture: {picture}")
     shown.show("few requests per mode, so every P99 is rough" if quick else None)
+
+
+@app.command()
+def trust(
+    quick: Quick = False,
+    json_file: JsonFile = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Simulated histories; 10,000, or 1,000 with --quick.")
+    ] = None,
+    drill: Annotated[bool, typer.Option(help="Also break real engines.")] = True,
+    out: Out = OUT,
+) -> None:
+    """Does the promise to serving hold, whatever breaks? Simulation, planted holes, fault drill."""
+    from rose.bench.trust import bench
+
+    chosen = seeds or (bench.QUICK_SEEDS if quick else bench.SEEDS)
+    settings = bench.Settings(seeds=chosen, quick=quick, drilled=drill, out=out)
+    shown = _Bench("trust", out, json_file)
+    with shown.running():
+        bench.main(settings, shown.say, shown.keep)
+    shown.show("fewer histories, and a dozen revocations where all is well" if quick else None)
 
 
 @app.command()

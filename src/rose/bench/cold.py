@@ -7,6 +7,7 @@ started, has been warmed up and has its weights, as with spot or serverless devi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import psutil
 
@@ -53,11 +54,11 @@ class ColdNode(Node):
             await self._starting
         return 0.0 if self._gone else await super().revoke()
 
-    async def stop(self) -> None:
+    async def stop(self, spare: Collection[str] = ()) -> None:
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
-        await super().stop()
+        await super().stop(spare)
 
     async def _start_and_activate(self) -> None:
         try:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 import psutil
 
-from rose.bench import arrivals, load, rollouts
+from rose.bench import arrivals, hits, load, rollouts
 from rose.bench.arrivals import LogNormal
 from rose.bench.cpu import thread_seconds
+from rose.bench.hits import PrefixHits
 from rose.bench.rollouts import RolloutPlan, RolloutRecord
 from rose.bench.stats import Sample
+from rose.bench.traffic import VOCABULARY, Traffic, Users
 from rose.cluster.node import Node
 from rose.executor.facts import RolloutFacts, ServingFacts
 from rose.executor.slo import Slo
@@ -29,8 +33,6 @@ WARM_S = 3.0
 SAMPLE_S = 0.2
 STOLEN_S = 0.03
 """A virtual machine's host that takes this much CPU time between two looks disturbs requests."""
-VOCABULARY = (100, 20_000)
-"""Token ids that every model used here has; random ids, so nothing is cached by chance."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,10 @@ class Workload:
             vocab=VOCABULARY,
         )
     )
+    warm_s: float = WARM_S
+
+    def traffic(self, seconds: float, seed: int) -> Traffic:
+        return Traffic(self.requests(seconds, seed), load.Prompts(seed, VOCABULARY))
 
     def requests(self, seconds: float, seed: int) -> list[arrivals.Request]:
         rng = np.random.default_rng(seed)
@@ -115,6 +121,11 @@ class Run:
     mode: str
     seconds: float
     samples: list[Sample] = field(default_factory=list)
+    kinds: dict[int, str] = field(default_factory=dict)
+    """Of the requests, by index, where they are to be told apart."""
+    prefixes: PrefixHits = field(default=PrefixHits())
+    """Of serving, in the window."""
+    kv_total: int = 0
     rollout: RolloutRecord | None = None
     rollout_tokens: int = 0
     serving_cpu: float = 0.0
@@ -124,6 +135,13 @@ class Run:
     began: float = 0.0
     produced: list[tuple[float, int]] = field(default_factory=list)
     """Rollout tokens as they come, with their time."""
+
+    def of_kinds(self) -> dict[str, list[Sample]]:
+        found: dict[str, list[Sample]] = {kind: [] for kind in self.kinds.values()}
+        for sample in self.samples:
+            if sample.index in self.kinds:
+                found[self.kinds[sample.index]].append(sample)
+        return found
 
     @property
     def undisturbed(self) -> list[Sample]:
@@ -143,14 +161,14 @@ class Run:
 async def run_mode(
     node: Node,
     mode: Mode,
-    workload: Workload,
+    users: Users,
     seconds: float,
     slo: Slo,
     seed: int,
     watch: Callable[[Run], None] | None = None,
 ) -> Run:
     """`watch` is shown the run as it starts, and may read it while it grows."""
-    run = Run(mode.name, seconds)
+    run = Run(mode.name, seconds, kv_total=node.page.kv_total)
     if watch is not None:
         watch(run)
     node.rule = mode.rule
@@ -159,9 +177,10 @@ async def run_mode(
     stop = asyncio.Event()
     rolling: asyncio.Task[RolloutRecord] | None = None
     assert node.serving is not None and node.rollout is not None
+    traffic = users.traffic(seconds, seed) if mode.serving else None
     if mode.rollout:
         await node.activate()
-        plan = replace(workload.rollouts, seed=seed)
+        plan = replace(users.rollouts, seed=seed)
         rolling = asyncio.create_task(
             rollouts.drive(
                 node.rollout.url,
@@ -171,39 +190,71 @@ async def run_mode(
                 on_tokens=lambda _, tokens: run.produced.append((time.monotonic(), tokens)),
             )
         )
-        await asyncio.sleep(WARM_S)
+        await asyncio.sleep(max(0.0, users.warm_s - (traffic.lead_s if traffic else 0.0)))
     watching = asyncio.create_task(_watch(node, run, stop))
-    cores = {"serving": node.core("serving"), "rollout": node.core("rollout")}
-    cpu = {role: thread_seconds(pid) or 0.0 for role, pid in cores.items()}
-    began = run.began = asyncio.get_running_loop().time()
-    if mode.serving:
-        requests = workload.requests(seconds, seed)
-        async with load.open_session() as session:
-            prompts = load.Prompts(seed=seed, vocab=VOCABULARY)
-            target = await load.connect(session, node.serving.url, prompts=prompts)
-            began = run.began = asyncio.get_running_loop().time()
-            await load.run(
-                session, target, requests, slo=slo, prompts=prompts, on_sample=run.samples.append
-            )
-            run.samples.sort(key=lambda sample: sample.index)
-            rest = began + seconds - asyncio.get_running_loop().time()
-            await asyncio.sleep(max(0.0, rest))
+    if traffic is not None:
+        await _serve(node, run, traffic, seconds, slo)
     else:
-        await asyncio.sleep(seconds)
-    span = asyncio.get_running_loop().time() - began
-    run.seconds = span
-    run.serving_cpu = ((thread_seconds(cores["serving"]) or 0.0) - cpu["serving"]) / span
-    run.rollout_cpu = ((thread_seconds(cores["rollout"]) or 0.0) - cpu["rollout"]) / span
+        async with _window(node, run):
+            await asyncio.sleep(seconds)
     stop.set()
     await watching
     if rolling is not None:
         run.rollout = await rolling
-        offset = began - run.rollout.started
+        offset = run.began - run.rollout.started
         run.rollout_tokens = sum(
-            tokens for at, tokens in run.rollout.arrivals if offset <= at <= offset + span
+            tokens for at, tokens in run.rollout.arrivals if offset <= at <= offset + run.seconds
         )
         await node.revoke()
     return run
+
+
+async def _serve(node: Node, run: Run, traffic: Traffic, seconds: float, slo: Slo) -> None:
+    """Send everything; what arrives after the lead is the window."""
+    assert node.serving is not None
+    url, lead_s = node.serving.url, traffic.lead_s
+    run.kinds = dict(enumerate(traffic.kinds))
+
+    def keep(sample: Sample) -> None:
+        if sample.scheduled_s >= lead_s:
+            run.samples.append(sample.since(lead_s))
+
+    async with load.open_session() as session:
+        target = await load.connect(session, url, prompts=load.Prompts(vocab=VOCABULARY))
+        # What an earlier window has left in the prefix cache must not help this one.
+        salted = replace(target, extras=target.extras | {"cache_salt": uuid.uuid4().hex})
+        before = await hits.read(session, url)
+        sending = asyncio.create_task(
+            load.run(
+                session, salted, traffic.requests, slo=slo, prompts=traffic.prompts, on_sample=keep
+            )
+        )
+        try:
+            if lead_s:
+                await asyncio.sleep(lead_s)
+                before = await hits.read(session, url)
+            async with _window(node, run):
+                ends = run.began + seconds
+                await sending
+                await asyncio.sleep(max(0.0, ends - asyncio.get_running_loop().time()))
+            run.prefixes = await hits.read(session, url) - before
+        finally:
+            sending.cancel()
+    run.samples.sort(key=lambda sample: sample.index)
+
+
+@asynccontextmanager
+async def _window(node: Node, run: Run) -> AsyncIterator[None]:
+    """The measured time, and the shares of it that the engines computed."""
+    now = asyncio.get_running_loop().time
+    cores = {role: node.core(role) for role in ("serving", "rollout")}
+    before = {role: thread_seconds(pid) or 0.0 for role, pid in cores.items()}
+    run.began = now()
+    yield
+    run.seconds = now() - run.began
+    spent = {role: (thread_seconds(pid) or 0.0) - before[role] for role, pid in cores.items()}
+    run.serving_cpu = spent["serving"] / run.seconds
+    run.rollout_cpu = spent["rollout"] / run.seconds
 
 
 async def _watch(node: Node, run: Run, stop: asyncio.Event) -> None:

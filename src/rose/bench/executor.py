@@ -3,7 +3,8 @@
 For every scenario (load x pattern) the modes run one after the other on the same two engines with
 the same arrivals, in an order that rotates with every repeat; samples of a mode are pooled over the
 repeats. The SLO of a scenario is `SLO_FACTOR` x the P99 of serving alone, measured in a calibration
-run just before. See docs/benchmarks.md for the method.
+run just before. Scenarios that need another size of KV have engines of their own. See
+docs/benchmarks.md for the method.
 """
 
 from __future__ import annotations
@@ -18,30 +19,48 @@ from typing import Any, Literal
 
 import psutil
 
+from rose import models
 from rose.bench import pressure
+from rose.bench.chats import Chats
 from rose.bench.colocated import CHAT, MODES, SHORT, Run, Workload, run_mode, settle
-from rose.bench.stats import Sample, attainment, median_and_spread, p99_ratio, percentiles
+from rose.bench.completions import Completions
+from rose.bench.summary import AGAIN, line, ratios, slo_from, summary
+from rose.bench.surges import Surges
+from rose.bench.traffic import Users
 from rose.cluster import api
 from rose.cluster.config import ConfigError, NodeConfig, parse
 from rose.cluster.node import Node
 from rose.executor.slo import Slo
 
-SLO_FACTOR = 1.5
 FIRST_SLO = Slo(20.0, 5.0)
 """Promises while calibrating: loose, nothing is lent then anyway."""
 ORDERS_REPEATED = 20
+ROOMY = 0.5
+"""GiB of KV where serving's prompts are long, or come back."""
 
 BASELINES = ("serving_alone", "rollout_alone")
-AGAIN = "serving_again"
-"""Serving alone a second time: how much two measurements of the same thing differ."""
 MAIN_MODES = (*BASELINES, AGAIN, "share_all", "rose", "rose_gate")
 """The other modes, which compare rules, run where the device is busiest and steady."""
 LIGHT_MODES = (*BASELINES, AGAIN, "rose", "rose_gate")
 """Where the device is mostly idle: requests are rare, so hundreds of them take long."""
 CHAT_MODES = (*BASELINES, "rose", "rose_gate", "idle_gate", "paper_slack")
 """Where serving is hardly ever idle: what is lent is slack or nothing."""
-LIGHT = 2.0
-"""Windows of a lightly loaded device are longer by this."""
+LONGER = 2.0
+"""Windows are longer by this where requests are rare: on a lightly loaded device, or long ones."""
+QUICK_S = 40.0
+QUICK_LONGEST_S = 48.0
+QUICK_REQUESTS = 120.0
+"""A window of a quick run ends when so many are expected, on devices that are fast enough."""
+QUICK_ALONE_S = 25.0
+QUICK_ORDERS = 6
+PROBE_RATES = {
+    "short": 0.5,
+    "chat": 0.2,
+    "shared_prefix": 0.6,
+    "long_prompts": 0.5,
+    "pressure": 0.7,
+}
+"""Requests a second while one request's device time is measured."""
 
 Say = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
@@ -49,19 +68,57 @@ Keep = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Scenario:
-    pattern: Literal["steady", "bursty", "chat"]
+    pattern: Literal["steady", "bursty", "chat", "shared_prefix", "long_prompts", "pressure"]
     load: float
     """Device time that the requests would take one by one, of all time. Served together they take
     less, so that it may exceed 1."""
     modes: tuple[str, ...] = tuple(MODES)
+    kv_gb: float | None = None
+    """None: that of the settings."""
+
+    @property
+    def plain(self) -> bool:
+        """Requests have nothing in common but their laws."""
+        return self.pattern in ("steady", "bursty", "chat")
+
+    @property
+    def requests(self) -> str:
+        """The kind of them: scenarios of one kind cost the device the same."""
+        return "short" if self.pattern in ("steady", "bursty") else self.pattern
 
     @property
     def name(self) -> str:
+        if not self.plain:
+            return self.pattern
         return f"{self.pattern}_{self.load:.0%}".replace("%", "")
 
     def workload(self, rate: float) -> Workload:
         output = CHAT if self.pattern == "chat" else SHORT
         return Workload(rate, bursty=self.pattern == "bursty", output=output)
+
+    def users(self, rate: float, kv_tokens: int) -> Users:
+        """`kv_tokens` fit into the device."""
+        match self.pattern:
+            case "shared_prefix":
+                return Chats(rate)
+            case "long_prompts":
+                return Completions(rate)
+            case "pressure":
+                return Surges(rate, kv_tokens)
+            case _:
+                return self.workload(rate)
+
+
+SCENARIOS = (
+    Scenario("steady", 0.6, tuple(MODES)),
+    Scenario("chat", 1.4, CHAT_MODES),
+    Scenario("bursty", 0.6, MAIN_MODES),
+    Scenario("bursty", 0.2, LIGHT_MODES),
+    Scenario("steady", 0.2, LIGHT_MODES),
+    Scenario("shared_prefix", 0.55, MAIN_MODES, ROOMY),
+    Scenario("long_prompts", 0.55, MAIN_MODES, ROOMY),
+    Scenario("pressure", 0.5, MAIN_MODES),
+)
 
 
 @dataclass(frozen=True)
@@ -78,46 +135,59 @@ class Settings:
     out: Path = Path("bench-out")
 
     def scenarios(self) -> list[Scenario]:
-        if self.quick:
-            return [Scenario("bursty", 0.6, MAIN_MODES)]
-        every = [
-            Scenario("steady", 0.6, tuple(MODES)),
-            Scenario("chat", 1.4, CHAT_MODES),
-            Scenario("bursty", 0.6, MAIN_MODES),
-            Scenario("bursty", 0.2, LIGHT_MODES),
-            Scenario("steady", 0.2, LIGHT_MODES),
-        ]
-        known = [scenario.name for scenario in every]
+        known = [scenario.name for scenario in SCENARIOS]
         if unknown := set(self.only) - set(known):
             raise ConfigError(f"--scenario {unknown.pop()}: choose from {', '.join(known)}")
         if unknown := set(self.modes) - set(MODES):
             raise ConfigError(f"--mode {unknown.pop()}: choose from {', '.join(MODES)}")
+        only = self.only or (("bursty_60",) if self.quick else known)
         return [
             replace(scenario, modes=self._wanted(scenario.modes))
-            for scenario in every
-            if not self.only or scenario.name in self.only
+            for scenario in SCENARIOS
+            if scenario.name in only
         ]
 
     def _wanted(self, modes: tuple[str, ...]) -> tuple[str, ...]:
-        if not self.modes:
-            return modes
-        return tuple(mode for mode in MODES if mode in (*BASELINES, AGAIN, *self.modes))
-
-    def window(self, scenario: Scenario) -> float:
-        """A light load needs longer for as many requests."""
+        if self.modes:
+            return tuple(mode for mode in MODES if mode in (*BASELINES, AGAIN, *self.modes))
         if self.quick:
-            return 40.0
-        return self.seconds * (1.0 if scenario.load > 0.5 else LIGHT)
+            return tuple(mode for mode in modes if mode in MAIN_MODES)
+        return modes
+
+    @property
+    def only_orders(self) -> bool:
+        """Of the parts beside the scenarios: a quick run of named scenarios is for these."""
+        return self.quick and bool(self.only)
+
+    def window(self, scenario: Scenario, rate: float = 0.0) -> float:
+        """Where requests are rare it takes longer for as many."""
+        if self.quick and scenario.plain:
+            return QUICK_S
+        if self.quick:
+            return min(QUICK_LONGEST_S, QUICK_REQUESTS / rate) if rate else QUICK_LONGEST_S
+        frequent = scenario.plain and scenario.load > 0.5
+        return self.seconds * (1.0 if frequent else LONGER)
+
+    def window_alone(self, window: float) -> float:
+        """Of rollouts alone, where no requests are to be counted."""
+        return min(window, QUICK_ALONE_S) if self.only_orders else window
 
     @property
     def rounds(self) -> int:
         return 1 if self.quick else self.repeats
 
+    def by_memory(self) -> dict[float, list[Scenario]]:
+        """Scenarios that can have the same engines, by GiB of KV."""
+        groups: dict[float, list[Scenario]] = {} if self.only_orders else {self.kv_gb: []}
+        for scenario in self.scenarios():
+            groups.setdefault(scenario.kv_gb or self.kv_gb, []).append(scenario)
+        return groups
 
-def node_config(settings: Settings) -> NodeConfig:
+
+def node_config(settings: Settings, kv_gb: float | None = None) -> NodeConfig:
     wanted = {
         "device": settings.device,
-        "kv_gb": settings.kv_gb,
+        "kv_gb": kv_gb or settings.kv_gb,
         "page": Path(f"/dev/shm/rose-bench-{settings.device.replace(':', '')}"),
         "port": 0,
         "log_dir": settings.out / "logs",
@@ -136,213 +206,100 @@ def node_config(settings: Settings) -> NodeConfig:
 async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, dict[str, list[Run]]]:
     """Measure everything; `keep` gets the result so far after every part. Returns the runs."""
     logging.getLogger("rose").setLevel(logging.WARNING)
-    config = node_config(settings)
-    say(f"starting two engines with {settings.model} on {settings.device}")
-    async with api.running(config) as node:
-        psutil.Process().cpu_affinity(list(config.where.host_cores))
-        if node.preemption is None:
-            say("sub-step preemption does not work on this host: mode `rose` is the gate alone")
-        service = await _service_seconds(node, Workload(rate=0.5), say)
-        found: dict[str, Any] = {}
-        runs: dict[str, dict[str, list[Run]]] = {}
-        say("memory pressure, revocation, activation, dormant cost")
-        found["memory"] = await pressure.measure(node, 3 if settings.quick else 10, say)
-        found["policies"] = await pressure.compare_policies(node, 1 if settings.quick else 4, say)
-        found["orders"] = await pressure.orders(node, 6 if settings.quick else ORDERS_REPEATED)
-        for scenario in settings.scenarios():
-            found[scenario.name], runs[scenario.name] = await _scenario(
-                node, scenario, settings, service, say
-            )
-            keep(_result(settings, service, found))
+    found: dict[str, Any] = {}
+    runs: dict[str, dict[str, list[Run]]] = {}
+    for number, (kv_gb, scenarios) in enumerate(settings.by_memory().items()):
+        config = node_config(settings, kv_gb)
+        say(f"starting two engines with {settings.model} on {settings.device}, {kv_gb:g} GiB of KV")
+        async with api.running(config) as node:
+            psutil.Process().cpu_affinity(list(config.where.host_cores))
+            if node.preemption is None:
+                say("sub-step preemption does not work on this host: mode `rose` is the gate alone")
+            if not number:
+                found |= await _device(node, settings, say)
+            services: dict[str, float] = {}
+            for scenario in scenarios:
+                if scenario.requests not in services:
+                    services[scenario.requests] = await _service_seconds(
+                        node, scenario, settings, say
+                    )
+                found[scenario.name], runs[scenario.name] = await _scenario(
+                    node, scenario, settings, services[scenario.requests], say
+                )
+                keep(_result(settings, found))
     return runs
 
 
-def _result(settings: Settings, service: float, found: dict[str, Any]) -> dict[str, Any]:
+async def _device(node: Node, settings: Settings, say: Say) -> dict[str, Any]:
+    """What is measured beside the scenarios."""
+    if settings.only_orders:
+        say("revocation, activation, dormant cost")
+        return {"orders": await pressure.orders(node, QUICK_ORDERS)}
+    say("memory pressure, revocation, activation, dormant cost")
+    quick = settings.quick
     return {
-        "bench": "executor",
-        "machine": machine(),
-        "settings": {
-            **{k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()},
-            "service_seconds": service,
-            "workload": str(Workload(0.0)),
-        },
-        "modes": dict(found),
-        "ratios": _ratios(found),
+        "memory": await pressure.measure(node, 3 if quick else 10, say),
+        "policies": await pressure.compare_policies(node, 1 if quick else 4, say),
+        "orders": await pressure.orders(node, QUICK_ORDERS if quick else ORDERS_REPEATED),
     }
 
 
-async def _service_seconds(node: Node, probe: Workload, say: Say) -> float:
+def _result(settings: Settings, found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "bench": "executor",
+        "machine": machine(),
+        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()},
+        "modes": dict(found),
+        "ratios": ratios(found),
+    }
+
+
+async def _service_seconds(node: Node, scenario: Scenario, settings: Settings, say: Say) -> float:
     """Device seconds that one serving request costs when it is alone, for choosing the rate."""
     alone = MODES["serving_alone"]
-    await run_mode(node, alone, probe, 8.0, FIRST_SLO, seed=1)
-    measured = await run_mode(node, alone, probe, 30.0, FIRST_SLO, seed=2)
+    warm_s, seconds = (5.0, 25.0) if settings.only_orders else (8.0, 30.0)
+    node.promise(FIRST_SLO)
+    await run_mode(node, alone, Workload(0.5), warm_s, FIRST_SLO, seed=1)
+    probe = scenario.users(PROBE_RATES[scenario.requests], _kv_tokens(node, settings))
+    measured = await run_mode(node, alone, probe, seconds, FIRST_SLO, seed=2)
     service = measured.serving_cpu * measured.seconds / len(measured.samples)
     say(f"one serving request alone takes {service:.2f} s of the device")
     return service
+
+
+def _kv_tokens(node: Node, settings: Settings) -> int:
+    return node.page.kv_total // models.kv_bytes_per_token(models.resolve(settings.model))
 
 
 async def _scenario(
     node: Node, scenario: Scenario, settings: Settings, service: float, say: Say
 ) -> tuple[dict[str, Any], dict[str, list[Run]]]:
     node.promise(FIRST_SLO)
-    if scenario.pattern == "chat":
-        service = await _service_seconds(node, scenario.workload(0.2), say)
-    workload = scenario.workload(scenario.load / service)
-    as_long = settings.window(scenario) * settings.rounds  # a P99 of as many requests
-    calibration = await run_mode(
-        node, MODES["serving_alone"], workload, as_long, FIRST_SLO, seed=100
-    )
+    users = scenario.users(scenario.load / service, _kv_tokens(node, settings))
+    window = settings.window(scenario, users.rate)
+    as_long = window * settings.rounds  # a P99 of as many requests
+    calibration = await run_mode(node, MODES["serving_alone"], users, as_long, FIRST_SLO, seed=100)
     slo = slo_from(calibration)
     node.promise(slo)
     say(
-        f"{scenario.name}: {workload.rate:.2f} req/s, SLO TTFT {slo.ttft_s * 1e3:.0f} ms, "
+        f"{scenario.name}: {users.rate:.2f} req/s, SLO TTFT {slo.ttft_s * 1e3:.0f} ms, "
         f"TPOT {slo.tpot_s * 1e3:.0f} ms"
     )
     runs: dict[str, list[Run]] = {name: [] for name in scenario.modes}
     for repeat in range(settings.rounds):
         order = scenario.modes[repeat % len(scenario.modes) :] + scenario.modes[:repeat]
         for name in dict.fromkeys(order):
-            if name == "rollout_alone" and repeat:
-                continue  # no arrivals, no tail: once is enough
+            seconds = window
+            if name == "rollout_alone":
+                if repeat:
+                    continue  # no arrivals, no tail: once is enough
+                seconds = settings.window_alone(window)
             await settle(node)
-            done = await run_mode(
-                node, MODES[name], workload, settings.window(scenario), slo, seed=1000 + repeat
-            )
+            done = await run_mode(node, MODES[name], users, seconds, slo, seed=1000 + repeat)
             runs[name].append(done)
-            say(f"  {scenario.name} {repeat + 1}/{settings.rounds} {_line(done, slo)}")
-    return _summary(runs, slo, workload), runs
-
-
-def slo_from(calibration: Run) -> Slo:
-    """The promises of a scenario: `SLO_FACTOR` x the P99 of serving alone."""
-    ttft = percentiles(s.ttft_s for s in calibration.undisturbed)
-    tpot = percentiles(s.tpot_s for s in calibration.undisturbed)
-    if ttft is None or tpot is None:
-        raise RuntimeError(
-            "serving alone answered no request while this machine had its CPU time; see its log"
-        )
-    return Slo(SLO_FACTOR * ttft.p99, SLO_FACTOR * tpot.p99)
-
-
-def _line(run: Run, slo: Slo) -> str:
-    ttft = percentiles(s.ttft_s for s in run.undisturbed)
-    tpot = percentiles(s.tpot_s for s in run.undisturbed)
-    parts = [f"{run.mode:<14}"]
-    if ttft and tpot:
-        share = attainment(run.samples, slo)
-        parts.append(
-            f"TTFT {ttft.p50 * 1e3:5.0f}/{ttft.p99 * 1e3:5.0f} ms  "
-            f"TPOT {tpot.p50 * 1e3:4.0f}/{tpot.p99 * 1e3:4.0f} ms  "
-            f"SLO {0 if share is None else share:7.2%}"
-        )
-    parts.append(f"rollout {run.rollout_tokens / run.seconds:5.1f} tok/s")
-    parts.append(f"device: serving {run.serving_cpu:.0%} rollout {run.rollout_cpu:.0%}")
-    return "  ".join(parts)
-
-
-def _summary(runs: dict[str, list[Run]], slo: Slo, workload: Workload) -> dict[str, Any]:
-    idle = 1.0 - _mean([r.serving_cpu for r in runs["serving_alone"]])
-    dedicated = _mean([r.rollout_tokens / r.seconds for r in runs["rollout_alone"]])
-    alone = [sample for one in runs["serving_alone"] for sample in one.undisturbed]
-    modes: dict[str, Any] = {}
-    for name, repeats in runs.items():
-        samples = [sample for one in repeats for sample in one.samples]
-        calm = [sample for one in repeats for sample in one.undisturbed]
-        speeds = [r.rollout_tokens / r.seconds for r in repeats]
-        modes[name] = {
-            "requests": len(samples),
-            "disturbed": len(samples) - len(calm),
-            "ttft_s": _shown(_ttft(calm)),
-            "tpot_s": _shown(_tpot(calm)),
-            "ttft_all_s": _shown(_ttft(samples)),
-            "tpot_all_s": _shown(_tpot(samples)),
-            "ttft_p99_vs_alone": _against(_ttft(calm), _ttft(alone)),
-            "tpot_p99_vs_alone": _against(_tpot(calm), _tpot(alone)),
-            "slo_attainment": attainment(samples, slo),
-            "slo_attainment_undisturbed": attainment(calm, slo),
-            "rollout_tok_s": asdict(median_and_spread(speeds)),
-            "harvest_efficiency": _mean(speeds) / (dedicated * idle),
-            "serving_cpu": _mean([r.serving_cpu for r in repeats]),
-            "rollout_cpu": _mean([r.rollout_cpu for r in repeats]),
-            "aborted_turns": sum(sum(r.rollout.aborts.values()) for r in repeats if r.rollout),
-            "windows": [_window(run, slo) for run in repeats],
-        }
-    return {
-        "slo": asdict(slo),
-        "rate": workload.rate,
-        "idle_alone": idle,
-        "modes": modes,
-        "overhead_us": max(
-            max(m.serving.overhead_us, m.rollout.overhead_us)
-            for one in (*runs.get("rose", []), *runs.get("rose_gate", []), *runs["serving_alone"])
-            for m in one.moments[-5:]
-        ),
-    }
-
-
-def _window(run: Run, slo: Slo) -> dict[str, Any]:
-    return {
-        "requests": len(run.samples),
-        "disturbed": len(run.samples) - len(run.undisturbed),
-        "ttft_s": _shown(_ttft(run.undisturbed)),
-        "tpot_s": _shown(_tpot(run.undisturbed)),
-        "slo_attainment": attainment(run.samples, slo),
-        "rollout_tok_s": run.rollout_tokens / run.seconds,
-    }
-
-
-def _ttft(samples: list[Sample]) -> list[float]:
-    return [sample.ttft_s for sample in samples if sample.ttft_s is not None]
-
-
-def _tpot(samples: list[Sample]) -> list[float]:
-    return [sample.tpot_s for sample in samples if sample.tpot_s is not None]
-
-
-def _shown(values: list[float]) -> dict[str, Any] | None:
-    found = percentiles(values)
-    return asdict(found) if found else None
-
-
-def _against(ours: list[float], alone: list[float]) -> dict[str, Any] | None:
-    return asdict(p99_ratio(ours, alone)) if ours and alone else None
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def _ratios(found: dict[str, Any]) -> dict[str, Any]:
-    """The keys of the design, each the worst over the scenarios; `_gate` is without preemption."""
-    scenarios = {name: part for name, part in found.items() if "modes" in part}
-    ratios: dict[str, Any] = {}
-
-    def against_alone(mode: str, what: str) -> float:
-        p99s = [part["modes"][mode][f"{what}_p99_vs_alone"] for part in scenarios.values()
-                if mode in part["modes"]]  # fmt: skip
-        return max(one["value"] if one else float("inf") for one in p99s)
-
-    def worst(mode: str, what: str) -> float:
-        return float(min(p["modes"][mode][what] for p in scenarios.values() if mode in p["modes"]))
-
-    ran = {mode for part in scenarios.values() for mode in part["modes"]}
-    for mode, suffix in (("rose", ""), ("rose_gate", "_gate")):
-        if mode in ran:
-            for what in ("ttft", "tpot"):
-                ratios[f"{what}_p99_vs_alone{suffix}"] = against_alone(mode, what)
-            for what in ("slo_attainment", "harvest_efficiency"):
-                ratios[f"{what}{suffix}"] = worst(mode, what)
-    for mode in ("share_all", AGAIN):
-        if mode in ran:
-            for what in ("ttft", "tpot"):
-                ratios[f"{mode}_{what}_p99_vs_alone"] = against_alone(mode, what)
-    ratios["serving_alone_slo_attainment"] = min(
-        part["modes"]["serving_alone"]["slo_attainment"] for part in scenarios.values()
-    )
-    ratios["scheduler_overhead_us"] = max(part["overhead_us"] for part in scenarios.values())
-    for part in ("memory", "policies", "orders"):
-        ratios |= found.get(part, {}).get("ratios", {})
-    return ratios
+            say(f"  {scenario.name} {repeat + 1}/{settings.rounds} {line(done, slo)}")
+    told = {"service_seconds": service, "kv_gb": node.config.kv_gb}
+    return told | summary(runs, slo, users), runs
 
 
 def machine() -> dict[str, Any]:

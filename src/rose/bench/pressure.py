@@ -15,8 +15,9 @@ import psutil
 from rose import models
 from rose.bench import rollouts
 from rose.bench.arrivals import LogNormal
-from rose.bench.colocated import VOCABULARY, Workload, settle
+from rose.bench.colocated import Workload, settle
 from rose.bench.stats import percentiles
+from rose.bench.traffic import VOCABULARY
 from rose.cluster.node import Node
 from rose.executor.facts import RolloutFacts
 from rose.executor.memory import POLICIES, low_water
@@ -34,6 +35,8 @@ HUNGRY = replace(
     think_s=0.0,
 )
 """Rollouts whose contexts fill most of the KV memory."""
+DEEP = replace(HUNGRY, prompt_tokens=LogNormal(288, 0.2, 400))
+"""The same for twice the memory."""
 
 
 async def measure(node: Node, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:

@@ -22,6 +22,11 @@ GOALS: dict[str, tuple[str, float, float]] = {
     "dormant_cpu_percent": ("<=", 1.0, 1.0),
     "dormant_kv_bytes": ("<=", 0.0, 0.0),
     "scheduler_overhead_us": ("<=", 50.0, 50.0),
+    "broken_promises": ("<=", 0.0, 0.0),
+    "revoke_s_worst_fault": ("<=", 5.0, 5.0),
+    "revoke_beyond_step_ms": ("<=", 50.0, 50.0),
+    "grants_unseen": ("<=", 0.0, 0.0),
+    "memory_back_s_worst": ("<=", 3.0, 3.0),
     "wire_percent_at_1pct": ("<=", 1.3, 2.1),
     "encode_vs_memcpy": (">=", 0.6, 0.35),
     "apply_vs_memcpy": (">=", 3.0, 1.5),
@@ -87,6 +92,7 @@ def _scenario(name: str, part: dict[str, Any], console: Console) -> None:
         "TPOT p50/p99 ms",
         "p99 vs alone",
         "SLO met",
+        "prefix hits",
         "rollout tok/s",
         "harvest",
     ):
@@ -101,9 +107,18 @@ def _scenario(name: str, part: dict[str, Any], console: Console) -> None:
             _pair(row["tpot_s"]),
             _against(row["ttft_p99_vs_alone"]) + " / " + _against(row["tpot_p99_vs_alone"]),
             f"{row['slo_attainment']:.2%}" if served else "-",
+            f"{row['prefix_hit_rate']:.0%}" if row["prefix_hit_rate"] else "-",
             f"{row['rollout_tok_s']['median']:.1f}" if rolled else "-",
             f"{row['harvest_efficiency']:.2f}" if rolled and served else "-",
         )
+        for kind, one in row["kinds"].items():
+            shown.add_row(
+                f"  {kind}",
+                str(one["requests"]),
+                _pair(one["ttft_s"]),
+                _pair(one["tpot_s"]),
+                _against(one["ttft_p99_vs_alone"]) + " / " + _against(one["tpot_p99_vs_alone"]),
+            )
     console.print(shown)
     if disturbed := sum(row["disturbed"] for row in part["modes"].values()):
         console.print(f"  latencies without {disturbed} requests while the host took CPU time away")

@@ -7,7 +7,7 @@ its first token came within `ttft_s` and its mean time per output token is withi
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 
@@ -54,6 +54,16 @@ class Sample:
     @property
     def max_gap_s(self) -> float | None:
         return max((b - a for a, b in pairwise(self.token_s)), default=None)
+
+    def since(self, begin_s: float) -> "Sample":
+        """With times that count from `begin_s`."""
+        return replace(
+            self,
+            scheduled_s=self.scheduled_s - begin_s,
+            sent_s=self.sent_s - begin_s,
+            finish_s=self.finish_s - begin_s,
+            token_s=tuple(at - begin_s for at in self.token_s),
+        )
 
     def meets(self, slo: Slo) -> bool:
         if self.error is not None or self.ttft_s is None or self.ttft_s > slo.ttft_s:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from rose.cluster import metrics
 from rose.cluster.config import ConfigError, NodeConfig
-from rose.cluster.custody import TakenBack
+from rose.cluster.custody import Overtaken, TakenBack
 from rose.cluster.engine import bound
 from rose.cluster.node import Node
 from rose.cluster.reporting import report
@@ -67,7 +67,7 @@ def application(node: Node) -> Starlette:
                 seconds = await act()
             except TimeoutError as error:
                 return JSONResponse({"error": str(error), **node.status()}, 504)
-            except TakenBack as error:
+            except (TakenBack, Overtaken) as error:
                 return JSONResponse({"error": str(error), **node.status()}, 409)
             except (ConfigError, ClientError) as error:
                 return JSONResponse({"error": str(error), **node.status()}, 502)

@@ -33,6 +33,10 @@ class TakenBack(Exception):
     """The device cannot be lent: its owner has taken it back."""
 
 
+class Overtaken(Exception):
+    """An order was not waited for: another one came after it."""
+
+
 class Custody:
     def __init__(self) -> None:
         self.offered = True
@@ -53,11 +57,11 @@ class Custody:
         """Go on where an earlier node ended. `left` are its orders, if the page has them;
         `taken_back`: its records say so; `held`: of a rollout engine that it left running.
 
-        Any word that the device was taken back counts. A lease that the engine still holds is kept
-        otherwise.
+        The page is written first, so it counts where it is left. A lease that the engine still
+        holds is kept, unless the device was taken back.
         """
         self.epoch = 1 + max(said.epoch if said is not None else 0 for said in (left, held))
-        self.offered = not taken_back and (left is None or bool(left.offered))
+        self.offered = bool(left.offered) if left is not None else not taken_back
         self.cold = held is None
         kept = self.offered and held is not None
         self.state = LeaseState(held.state) if kept and held is not None else LeaseState.DORMANT

@@ -12,8 +12,9 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -26,9 +27,13 @@ SAYS = "This device was taken back. Its node does not lend it until POST /activa
 
 
 class Memo:
-    def __init__(self, path: Path, taken_back: Path) -> None:
+    def __init__(
+        self, path: Path, taken_back: Path, again: Callable[[str, Any], Engine] | None = None
+    ) -> None:
+        """`again` makes an engine of what is known of it."""
         self.path = path
         self._taken_back = taken_back
+        self._again = again or _engine
         self.taken_back = False
         """As the node before this one left it."""
         self.unwritten = False
@@ -87,7 +92,7 @@ class Memo:
             raise ConfigError(f"device {device} already has a node, pid {node}")
         found = {}
         for role, known in engines.items():
-            engine = Engine(role, known["url"], known["pid"], Path(known["log"]))
+            engine = self._again(role, known)
             if engine.started == known["started"] and engine.alive:
                 log.info("found engine again", extra={"facts": {"role": role, "pid": engine.pid}})
                 found[role] = engine
@@ -96,6 +101,10 @@ class Memo:
     def forget(self) -> None:
         """The engines are gone; that the device was taken back is not forgotten."""
         self.path.unlink(missing_ok=True)
+
+
+def _engine(role: str, known: Any) -> Engine:
+    return Engine(role, known["url"], known["pid"], Path(known["log"]))
 
 
 def _is_node(pid: int) -> bool:

@@ -13,13 +13,21 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 import aiohttp
 
 from rose.cluster import profiles
 from rose.cluster.config import ConfigError, NodeConfig, check_fits, check_slo
-from rose.cluster.custody import Custody, Sharing, carried_out, has_memory_back
+from rose.cluster.custody import (
+    Custody,
+    Overtaken,
+    Sharing,
+    TakenBack,
+    carried_out,
+    has_memory_back,
+)
 from rose.cluster.engine import Engine, attached, free_port
 from rose.cluster.memo import Memo
 from rose.executor import priority
@@ -45,8 +53,9 @@ RESTART_S = 2.0
 
 
 class Node:
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
+        self.clock = clock
         self.preemption: Preemption | None = None
         self.rule = config.rollout.rule
         self.memory_policy: str = config.rollout.memory_policy
@@ -65,6 +74,7 @@ class Node:
         self.kills = 0
         self._suspicion = Suspicion()
         self._memo = Memo.of(config)
+        self._started = False
         self._blind = False
         """Serving is not seen, and that was said."""
         self._pause = {"serving": RESTART_S, "rollout": RESTART_S}
@@ -91,19 +101,78 @@ class Node:
     def _publish(self) -> None:
         """The orders as they stand. Repeated for as long as this node lives: the page may have been
         damaged, and orders that nobody repeats end."""
-        self.page.publish("node", self.custody.orders(self._sharing(), time.monotonic()))
+        self.page.publish("node", self.custody.orders(self._sharing(), self.clock()))
 
     # ---- start and stop
 
     async def start(self) -> None:
         config = self.config
-        check_fits(config)
         found = self._memo.recall(config.device)
-        serving_port = rollout_port = 0
+        ports = await self._prepare(found)
+        try:
+            self.page = self._open_page()
+            if not self.page.own("node"):
+                raise ConfigError(f"device {config.device} already has a node")
+        except (PageError, OSError) as error:
+            raise ConfigError(str(error)) from error
+        await self._clear_strangers(found)
+        left, rollout = self.page.node(), self.page.rollout()
+        self.custody.recall(
+            left.facts if left is not None else None,
+            taken_back=self._memo.taken_back,
+            held=rollout.facts if "rollout" in found and rollout is not None else None,
+        )
+        self._publish()
+        self._tasks.append(asyncio.create_task(self._repeat_orders()))
+        self.session = await self._stack.enter_async_context(self._session())
+        try:
+            self.serving = self._serving(found, ports["serving"])
+            self.rollout = found.get("rollout") or self._start("rollout", ports["rollout"])
+            self._remember()
+            waits = [
+                engine.ready(self.session) for engine in (self.serving, self.rollout) if engine
+            ]
+            await asyncio.gather(*waits)
+            self._keep_off_device()
+            self._check_attached()
+            self._tasks.append(asyncio.create_task(self._supervise()))
+            if self.custody.cold:
+                await self._warm_up()
+        except BaseException:
+            await self.stop(spare=found)
+            raise
+        self._started, self.ready = True, not self._reviving
+        log.info("node ready", extra={"facts": self.status()})
+
+    async def _clear_strangers(self, found: dict[str, Engine]) -> None:
+        """Engines on the page that no memo knows of (it could not be written): a rollout engine
+        that nobody could take back is ended, a serving engine is its users'."""
+        serving, rollout = self.page.serving(), self.page.rollout()
+        alive = self.page.processes.alive
+        attach = self.config.serving is not None and self.config.serving.attach
+        if not attach and "serving" not in found and serving and alive(serving.writer):
+            raise ConfigError(
+                f"page {self.page.path} already has a serving engine, process "
+                f"{serving.writer.pid}, which this node did not start: stop it, or name its URL "
+                "in serving.attach"
+            )
+        if "rollout" not in found and rollout and alive(rollout.writer):
+            log.warning("ending a rollout engine that an earlier node left and nobody remembers")
+            self.page.processes.kill(rollout.writer)
+            for _ in range(int(REVOKE_S / 0.05)):
+                if not alive(rollout.writer):
+                    return
+                await asyncio.sleep(0.05)
+
+    async def _prepare(self, found: dict[str, Engine]) -> dict[str, int]:
+        """All that can be refused before anything is started; ports of engines to start."""
+        config = self.config
+        check_fits(config)
+        ports = {"serving": 0, "rollout": 0}
         if config.serving is not None and not config.serving.attach and "serving" not in found:
-            serving_port = free_port(config.serving.port, "serving.port")
+            ports["serving"] = free_port(config.serving.port, "serving.port")
         if "rollout" not in found:
-            rollout_port = free_port(config.rollout.port, "rollout.port")
+            ports["rollout"] = free_port(config.rollout.port, "rollout.port")
         self._profiles = await profiles.ensure(config)
         if config.serving is not None:
             check_slo(
@@ -113,44 +182,14 @@ class Node:
                 self._profiles["serving"].profile,
             )
         self.preemption = await asyncio.to_thread(self._try_preemption)
-        try:
-            self.page = Page.create(
-                config.page_path, kv_total=config.kv_total, device=config.device
-            )
-            if not self.page.own("node"):
-                raise ConfigError(f"device {config.device} already has a node")
-        except (PageError, OSError) as error:
-            raise ConfigError(str(error)) from error
-        left, rollout = self.page.node(), self.page.rollout()
-        self.custody.recall(
-            left.facts if left is not None else None,
-            taken_back=self._memo.taken_back,
-            held=rollout.facts if "rollout" in found and rollout is not None else None,
-        )
-        self._publish()
-        self._tasks.append(asyncio.create_task(self._repeat_orders()))
-        self.session = await self._stack.enter_async_context(aiohttp.ClientSession())
-        try:
-            self.serving = self._serving(found, serving_port)
-            self.rollout = found.get("rollout") or self._start("rollout", rollout_port)
-            self._remember()
-            waits = [
-                engine.ready(self.session) for engine in (self.serving, self.rollout) if engine
-            ]
-            await asyncio.gather(*waits)
-            self._keep_off_device()
-            self._check_attached()
-            if self.custody.cold:
-                await self._warm_up()
-        except TimeoutError as error:
-            await self.stop()
-            raise ConfigError(f"{error}; see {self.config.log_dir}/rollout.log") from error
-        except BaseException:
-            await self.stop()
-            raise
-        self.ready = True
-        self._tasks.append(asyncio.create_task(self._supervise()))
-        log.info("node ready", extra={"facts": self.status()})
+        return ports
+
+    def _session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession()
+
+    def _open_page(self) -> Page:
+        config = self.config
+        return Page.create(config.page_path, kv_total=config.kv_total, device=config.device)
 
     def _serving(self, found: dict[str, Engine], port: int) -> Engine | None:
         if self.config.serving is None:
@@ -167,7 +206,7 @@ class Node:
         Whether it still is, is looked at before every step of rollouts."""
         if self.config.serving is None or not self.config.serving.attach:
             return
-        if self.page.lending(time.monotonic()) is None:
+        if self.page.lending(self.clock()) is None:
             raise ConfigError(
                 f"serving.attach: the engine at {self.config.serving.attach} does not write to "
                 f"page {self.config.page_path}; start it with rose's options (docs/sre.md)"
@@ -189,9 +228,12 @@ class Node:
         mine = self.custody.epoch + 1
         try:
             await self.activate()
+        except (TimeoutError, Overtaken, TakenBack) as error:
+            log.warning("first steps have to wait for a lease: %s", error)
         finally:
             if self.custody.epoch == mine:  # else somebody has ordered otherwise meanwhile
-                await self.revoke()
+                with contextlib.suppress(Overtaken):
+                    await self.revoke()
 
     async def _first_steps(self) -> None:
         assert self.rollout is not None
@@ -204,8 +246,9 @@ class Node:
                     said = await answer.text()
                     raise ConfigError(f"the rollout engine fails to generate: {said}")
 
-    async def stop(self) -> None:
-        """End everything this node started; an attached serving engine is left alone.
+    async def stop(self, spare: Collection[str] = ()) -> None:
+        """End everything this node started; an attached serving engine is left alone, and so are
+        engines of an earlier node (`spare`) when this one does not come up.
 
         That the device was taken back stays known; if no disk takes it, the page stays for it.
         """
@@ -214,13 +257,15 @@ class Node:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not self.offered:
             self._remember()
-        mine = [e for e in (self.rollout, self.serving) if e is not None and e.pid]
+        both = (self.rollout, self.serving)
+        mine = [e for e in both if e is not None and e.pid and e.role not in spare]
         cores = {e.role: self.core(e.role) for e in mine}
         await asyncio.gather(*(e.stop(also=cores[e.role]) for e in mine))
-        kept = not self.offered and self._memo.unwritten
+        kept = spare or (not self.offered and self._memo.unwritten)
         if not kept and (self.config.serving is None or not self.config.serving.attach):
             self.config.page_path.unlink(missing_ok=True)
-        self._memo.forget()
+        if not spare:
+            self._memo.forget()
         await self._stack.aclose()
 
     def core(self, role: str) -> int | None:
@@ -270,7 +315,7 @@ class Node:
 
     async def _order(self, state: LeaseState) -> float:
         """Write an order, help it along, and wait until it is carried out."""
-        began = time.monotonic()
+        began = self.clock()
         async with self._lock:
             self.custody.order(state)
             epoch = self.custody.epoch
@@ -282,21 +327,28 @@ class Node:
             self._lift_rollout()
         limit_s = REVOKE_S if revoked else ORDER_S
         while not self._carried_out(state, epoch):
-            if time.monotonic() - began > limit_s:
+            if self.custody.state != state:
+                raise Overtaken(
+                    f"before the rollout engine was {state.name.lower()}, it was ordered to be "
+                    f"{self.custody.state.name.lower()}"
+                )
+            if self.clock() - began > limit_s:
                 if not revoked:
                     raise TimeoutError(
                         f"the rollout engine is not {state.name.lower()} after {limit_s:.0f} s"
                     )
                 await self._kill_rollout("it did not carry out a revocation")
                 break
-            if self.custody.state != state and not revoked:
-                raise TimeoutError(f"another order came before the engine was {state.name.lower()}")
             seen = self.page.bell("node")
             if not self._carried_out(state, epoch):
-                await asyncio.to_thread(self.page.wait, "node", seen, 0.02)
+                await self._wait(seen)
         if revoked:
             await self._hand_over()
-        return time.monotonic() - began
+        return self.clock() - began
+
+    async def _wait(self, seen: int) -> None:
+        """Until the rollout engine has news, or for a moment."""
+        await asyncio.to_thread(self.page.wait, "node", seen, 0.02)
 
     def _carried_out(self, state: LeaseState, epoch: int) -> bool:
         reading = self.page.rollout()
@@ -308,10 +360,12 @@ class Node:
 
     async def _hand_over(self) -> None:
         """Serving hears of its memory a moment after it is back."""
-        deadline = time.monotonic() + HAND_OVER_S
-        while time.monotonic() < deadline:
-            reading = self.page.lending(time.monotonic())
-            if reading is None or has_memory_back(reading.facts, self.page.kv_total):
+        deadline = self.clock() + HAND_OVER_S
+        while self.clock() < deadline:
+            reading = self.page.serving()
+            if reading is None or not reading.facts.fresh(self.clock()):
+                return
+            if has_memory_back(reading.facts, self.page.kv_total):
                 return
             await asyncio.sleep(0.002)
 
@@ -357,25 +411,30 @@ class Node:
             await asyncio.sleep(SUPERVISE_S)
 
     async def _supervise(self) -> None:
+        duties = (self._mend, self._look_for_serving, self._free_memory, self._revive_the_dead)
         while True:
             await asyncio.sleep(SUPERVISE_S)
-            try:
-                await self._look_after()
-            except Exception:
-                log.exception("supervision failed; going on")
+            for duty in duties:
+                try:
+                    await duty()
+                except Exception:
+                    log.exception("%s failed; going on", duty.__name__.strip("_"))
 
-    async def _look_after(self) -> None:
-        now = time.monotonic()
+    async def _mend(self) -> None:
         if self.page.mend():
             log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
-        self._look_for_serving(now)
+        if self._memo.unwritten:
+            self._remember()
+
+    async def _free_memory(self) -> None:
+        """Help serving to memory that the rollout engine holds against it."""
         if starved(self.page):
             self._lift_rollout()
         dedicated = self.config.serving is None
-        if self.rollout and (why := self._suspicion.stuck(self.page, now, dedicated=dedicated)):
+        if why := self._suspicion.stuck(self.page, self.clock(), dedicated=dedicated):
             await self._kill_rollout(why)
-        if self._memo.unwritten:
-            self._remember()
+
+    async def _revive_the_dead(self) -> None:
         for role in ("serving", "rollout"):
             engine: Engine | None = getattr(self, role)
             if engine is None or not engine.pid or engine.alive or role in self._reviving:
@@ -389,10 +448,11 @@ class Node:
             self._reviving.add(role)
             self._tasks.append(asyncio.create_task(self._revive(role, engine)))
 
-    def _look_for_serving(self, now: float) -> None:
+    async def _look_for_serving(self) -> None:
         """Say when a serving engine is not seen, and when it is again."""
         if self.config.serving is None or not self.ready:
             return
+        now = self.clock()
         blind = self.page.lending(now) is None
         if blind != self._blind:
             facts = {"facts": {"page": str(self.page.path), "two": self.page.rival(now)}}
@@ -413,7 +473,7 @@ class Node:
             log.exception("restart failed; trying again", extra={"facts": {"role": role}})
         finally:
             self._reviving.discard(role)
-            self.ready = not self._reviving
+            self.ready = self._started and not self._reviving
 
     async def _restart(self, role: str, dead: Engine) -> None:
         port = int(dead.url.rpartition(":")[2])
@@ -497,7 +557,7 @@ class Node:
             "rollout": _shown(self.rollout),
             "restarts": self.restarts,
             "offered": self.offered,
-            "serving_seen": self.page.lending(time.monotonic()) is not None,
+            "serving_seen": self.page.lending(self.clock()) is not None,
         }
 
 

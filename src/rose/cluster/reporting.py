@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 import aiohttp
 
@@ -23,22 +22,22 @@ SMOOTHING = 0.1
 async def report(node: Node, scheduler: str, secret: str) -> None:
     """Until cancelled. A scheduler that is away, or says what nobody understands, is asked again;
     the device stays lent for the rest of its term."""
-    failing, load, answered = False, 0.0, time.monotonic()
+    failing, load, answered = False, 0.0, node.clock()
     while True:
-        began, ordered = time.monotonic(), False
+        began, ordered = node.clock(), False
         try:
             load += SMOOTHING * (_busy(node) - load)
             if (said := await _once(node, scheduler, secret, load)) is not None:
-                failing, answered, ordered = False, time.monotonic(), said
+                failing, answered, ordered = False, node.clock(), said
         except Exception as error:
             if not failing:
                 known = isinstance(error, (aiohttp.ClientError, OSError, ValueError))
                 what = str(error) or type(error).__name__
                 log.warning("scheduler %s: %s", scheduler, what, exc_info=not known)
             failing = True
-            await _end_term(node, time.monotonic() - answered)
+            await _end_term(node, node.clock() - answered)
         if not ordered:  # else the scheduler waits to hear that it is done
-            await asyncio.sleep(max(0.0, began + REPORT_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + REPORT_S - node.clock()))
 
 
 async def _end_term(node: Node, silent_s: float) -> None:

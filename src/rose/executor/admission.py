@@ -242,7 +242,8 @@ def _rose(q: Question) -> Window:
     if q.terms.preempt_s is not None:
         if slack[binding] < q.terms.preempt_s:
             return Window(0.0, q.fresh_until, binding=binding)
-        return Window(max(0.0, memory), q.fresh_until, binding=Refusal.MEMORY)
+        binding = Refusal.MEMORY if facts.kv_lacks else binding
+        return Window(max(0.0, memory), q.fresh_until, binding=binding)
     if memory < slack[binding]:
         slack[Refusal.MEMORY], binding = memory, Refusal.MEMORY
     safe = longer = max(0.0, slack[binding])

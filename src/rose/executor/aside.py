@@ -121,13 +121,17 @@ class Aside:
         while True:
             with contextlib.suppress(queue.Empty):
                 self._do(*self._jobs.get(timeout=every_s))
-                while not self._jobs.empty():
-                    self._do(*self._jobs.get())
-            try:
-                every_s = self._then()
-            except Exception:
-                every_s = FAILED_S
-                self._failed("rose: nothing is lent any more")
+            every_s = self.turn()
+
+    def turn(self) -> float:
+        """All that was posted, and `then`; how long until that is due again."""
+        while not self._jobs.empty():
+            self._do(*self._jobs.get())
+        try:
+            return self._then()
+        except Exception:
+            self._failed("rose: nothing is lent any more")
+            return FAILED_S
 
     def _do(self, job: Callable[..., None], args: tuple[Any, ...]) -> None:
         try:
@@ -141,7 +145,10 @@ class Aside:
         if self.failures & (self.failures - 1) == 0:
             logger.critical(f"{what} (failure {self.failures})", *args, exc_info=True)
         if self._fatal:
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._end_process()
+
+    def _end_process(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _nothing() -> None: ...

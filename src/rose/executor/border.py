@@ -42,11 +42,14 @@ class Border:
         *,
         dedicated: bool,
         clock: Callable[[], float] = time.monotonic,
+        void: Callable[[], None] = lambda: None,
     ) -> None:
+        """`void`: a window to run in that was granted beside less memory holds no more."""
         self._dedicated = dedicated
         self._page = page
         self._parking = parking
         self._publish = publish
+        self._void = void
         self._clock = clock
         self._budget = Budget()
         self.may = 0
@@ -93,6 +96,8 @@ class Border:
                 self.claim, self.revision, serving.kv_acked, serving.kv_quota, terms.total
             )
         ):
+            if wanted > held:
+                self._void()
             self.grown += self._parking.set_usable(wanted) > held
         return changed or self._parking.usable != held
 

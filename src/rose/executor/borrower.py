@@ -33,13 +33,14 @@ class Borrower:
         *,
         dedicated: bool,
         clock: Callable[[], float] = time.monotonic,
+        void: Callable[[], None] = lambda: None,
     ) -> None:
         self._page = page
         self._parking = parking
         self._clock = clock
         self._dedicated = dedicated
         self._memory = terms
-        self.border = Border(page, parking, publish, dedicated=dedicated, clock=clock)
+        self.border = Border(page, parking, publish, dedicated=dedicated, clock=clock, void=void)
         self.state = LeaseState.DORMANT
         self.epoch = 0
         """Of the orders that were carried out last."""

@@ -116,6 +116,10 @@ class Gate:
         self.used_seconds = self._seconds() if clocked else None
         return tokens
 
+    def void(self) -> None:
+        """What was decided holds no more, until it is looked at again."""
+        self._decided = SHUT
+
     def _knows_all(self, decided: _Decided) -> bool:
         return decided.arrivals is None or decided.arrivals == self._page.arrivals()
 

@@ -48,6 +48,20 @@ class Lender:
         self.killed = 0
         self._suspicion = Suspicion(PATIENCE)
 
+    def look(
+        self, now: float, publish: Callable[[bool], None], said: Callable[[str], None]
+    ) -> None:
+        """What serving's second thread does whenever it has caught up. `publish` is told whether
+        the rollout engine waits for an answer; `said` why that engine is killed.
+
+        The claim comes first, so that whatever fails behind it, serving gets what is given back.
+        """
+        news = self.respect(force=self.handing_over)
+        self.stand(now)
+        if self.owns:
+            self.defend(now, said)
+            publish(news)
+
     def respect(self, *, force: bool = False) -> bool:
         """Keep the quota at what the rollout engine's claim leaves; True when a new claim is."""
         page, parking = self._page, self._parking

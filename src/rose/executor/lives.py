@@ -59,10 +59,18 @@ class Lives:
     def __len__(self) -> int:
         return len(self._lives)
 
+    def __contains__(self, request: str) -> bool:
+        return request in self._lives
+
     def arrived(self, request: str, prompt: int, at: float) -> None:
         self._lives[request] = _Life(at, prompt)
-        self.prompts.add(prompt)
         self.arrivals.add(at)
+
+    def begun(self, request: str, cached: int) -> None:
+        """Its first step was scheduled, with so many tokens found in the prefix cache: what a new
+        request costs is what is left."""
+        if (life := self._lives.get(request)) is not None:
+            self.prompts.add(max(1, life.prompt - cached))
 
     def stepped(self, request: str, computed: int, emitted: int, at: float) -> None:
         """A step ended: so many of the request's tokens are computed, so many are sent."""

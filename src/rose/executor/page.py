@@ -213,13 +213,17 @@ class Page:
         self._map.close()  # it holds a descriptor of its own, and with it what we own
         os.close(self._fd)
         self._fd = -1
+        self.processes.close()
+
+    def _lock(self, kind: int, start: int, length: int) -> None:
+        lock = _LOCK.pack(kind, os.SEEK_SET, start, length, 0)
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
 
     def own(self, section: str) -> bool:
         """Become the section's only writer, for as long as this page is open; False when another
         process (or another open page) is."""
-        lock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, SECTION[section], SECTION_SIZE, 0)
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, lock)
+            self._lock(fcntl.F_WRLCK, SECTION[section], SECTION_SIZE)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise

@@ -40,6 +40,9 @@ class Processes(Protocol):
     def kill(self, writer: Writer) -> None:
         """Send SIGKILL; no error when it is gone or not ours."""
 
+    def close(self) -> None:
+        """Nobody is asked about any more."""
+
 
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat after the name; None when the process is gone.
@@ -70,24 +73,30 @@ def is_alive(writer: Writer) -> bool:
 
 
 class Kernel:
-    """The processes of this host."""
+    """The processes of this host. What it is asked is in six methods; a simulation has others."""
 
     def __init__(self) -> None:
         self._pidfds: dict[Writer, int] = {}
         self._dead: set[Writer] = set()
 
-    def alive(self, writer: Writer) -> bool:
-        if writer in self._dead:
-            return False
-        pidfd = self._pidfd(writer)
-        if pidfd is None:
-            return writer not in self._dead and is_alive(writer)
+    # ---- what the kernel says
+
+    def start_of(self, pid: int) -> int | None:
+        return process_start(pid)
+
+    def open(self, pid: int) -> int:
+        return os.pidfd_open(pid)
+
+    def let_go(self, pidfd: int) -> None:
+        os.close(pidfd)
+
+    def has_ended(self, pidfd: int) -> bool:
         ended = select.poll()
         ended.register(pidfd, select.POLLIN)
-        if ended.poll(0):
-            self._bury(writer)
-            return False
-        return True
+        return bool(ended.poll(0))
+
+    def send_kill(self, pidfd: int) -> None:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def stopped(self, writer: Writer) -> bool:
         with contextlib.suppress(OSError):
@@ -95,25 +104,29 @@ class Kernel:
             return fields is not None and fields[0] == "T" and int(fields[19]) == writer.started
         return False
 
-    def kill(self, writer: Writer) -> None:
-        pidfd = self._pidfd(writer)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if pidfd is not None:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            elif writer not in self._dead and is_alive(writer):
-                os.kill(writer.pid, signal.SIGKILL)
+    # ---- what follows
 
     def close(self) -> None:
-        for pidfd in self._pidfds.values():
-            os.close(pidfd)
-        self._pidfds.clear()
+        for writer in list(self._pidfds):
+            self._forget(writer)
+
+    def alive(self, writer: Writer) -> bool:
+        pidfd = self._pidfd(writer)
+        if pidfd is not None and self.has_ended(pidfd):
+            self._bury(writer)
+        return writer not in self._dead
+
+    def kill(self, writer: Writer) -> None:
+        if (pidfd := self._pidfd(writer)) is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                self.send_kill(pidfd)
 
     def _pidfd(self, writer: Writer) -> int | None:
-        """None when the process is gone (then it is noted as dead) or no descriptor is left."""
-        if (known := self._pidfds.get(writer)) is not None:
+        """None when the process is gone (then it is noted as dead), or when nothing is left to ask
+        the kernel with."""
+        known = self._pidfds.get(writer)
+        if known is not None or writer in self._dead:
             return known
-        if writer in self._dead:
-            return None
         try:
             pidfd = self._opened(writer)
         except OSError:
@@ -122,7 +135,7 @@ class Kernel:
             self._bury(writer)
             return None
         while len(self._pidfds) >= REMEMBERED:
-            os.close(self._pidfds.pop(next(iter(self._pidfds))))
+            self._forget(next(iter(self._pidfds)))
         self._pidfds[writer] = pidfd
         return pidfd
 
@@ -132,20 +145,23 @@ class Kernel:
         if writer.pid <= 0:
             return None
         try:
-            pidfd = os.pidfd_open(writer.pid)
+            pidfd = self.open(writer.pid)
         except ProcessLookupError:
             return None
         mine = False
         try:
-            mine = process_start(writer.pid) == writer.started
+            mine = self.start_of(writer.pid) == writer.started
         finally:
             if not mine:
-                os.close(pidfd)
+                self.let_go(pidfd)
         return pidfd if mine else None
 
     def _bury(self, writer: Writer) -> None:
         if len(self._dead) >= REMEMBERED:
             self._dead.clear()
         self._dead.add(writer)
+        self._forget(writer)
+
+    def _forget(self, writer: Writer) -> None:
         if (pidfd := self._pidfds.pop(writer, None)) is not None:
-            os.close(pidfd)
+            self.let_go(pidfd)

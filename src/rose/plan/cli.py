@@ -197,17 +197,19 @@ def _tables(found: Plan) -> list[Any]:
     fixed = found.fixed.throughput
     systems = Table("", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT / TPOT ms",
                     "harvest", "weights", title=found.scenario.name)  # fmt: skip
+    quiet = found.serving_alone
+    if quiet.hit_rate is not None:
+        systems.add_column("prefix hits alone, lent")
     for name, one in found.outcomes.items():
         systems.add_row(
             SYSTEMS[name].says, f"{one.throughput / fixed:.2f}", _rollout_s(one),
             "-" if one.attainment is None else f"{one.attainment:.2%}",
             "-" if one.attainment is None else _p99(one),
             "-" if one.harvest is None else f"{one.harvest:.2f}", f"{one.sync_share:.1%}",
+            *_hits(one, quiet),
         )  # fmt: skip
-    quiet = found.serving_alone
-    systems.add_row(
-        "serving alone", "-", "-", f"{quiet.attainment or 0:.2%}", _p99(quiet), "-", "-"
-    )
+    systems.add_row("serving alone", "-", "-", f"{quiet.attainment or 0:.2%}", _p99(quiet), "-",
+                    "-", *_hits(quiet, quiet))  # fmt: skip
     what_if = Table("what if", "throughput vs fixed", "SLO met", title_justify="left")
     for name, row in found.sensitivity.items():
         what_if.add_row(name, f"{row['throughput_vs_fixed']:.2f}", f"{row['slo_attainment']:.2%}")
@@ -228,6 +230,13 @@ def _p99(one: Any) -> str:
     return f"{one.p99('ttft') * 1e3:.0f} / {one.p99('tpot') * 1e3:.1f}"
 
 
+def _hits(one: Any, quiet: Any) -> list[str]:
+    """A cell, if anybody comes back."""
+    if one.hit_rate is None:
+        return [] if quiet.hit_rate is None else ["-"]
+    return [f"{one.hit_rate_alone:.1%}, {one.hit_rate:.1%}"]
+
+
 def _result(found: Plan) -> dict[str, Any]:
     fixed = found.fixed.throughput
     answer = found.answer
@@ -245,6 +254,8 @@ def _result(found: Plan) -> dict[str, Any]:
                 "slo_attainment": one.attainment,
                 "ttft_p99_s": None if one.attainment is None else one.p99("ttft"),
                 "tpot_p99_s": None if one.attainment is None else one.p99("tpot"),
+                "prefix_hit_rate_alone": one.hit_rate_alone,
+                "prefix_hit_rate": one.hit_rate,
                 "harvest_efficiency": one.harvest,
                 "allocation_overhead": one.allocation_overhead,
                 "weight_sync_share": one.sync_share,

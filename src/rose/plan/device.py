@@ -4,7 +4,8 @@ Both engines' steps share the device by `Sharing`. A serving step begins wheneve
 rollout step begins when the rule lets it. With preemption serving overtakes one that runs, after a
 delay that is lost to both. Without, it runs to its end, while serving waits for it half of the
 time, as on a device that two processes take turns on. KV memory is split by the live policy
-(`executor.memory`); turns that lose theirs are handed back.
+(`executor.memory`), which knows what serving's users come back to (`returning`); turns that lose
+theirs are handed back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import msgspec
 from rose.executor import memory
 from rose.executor.budget import ErrorBudget
 from rose.executor.memory import Budget, Demand, MemoryTerms
+from rose.executor.peak import Peak
 from rose.plan.engine import Engine, EngineModel, Event, Job
+from rose.plan.returning import Returning
 from rose.plan.sharing import ALONE, NOBODY, SHUT, Shares, Sharing
 
 SLIVER = 1e-9
@@ -58,7 +61,14 @@ class Device:
         self._memory = MemoryTerms(kv_total, headroom, policy, kv_total)
         self.budget = Budget(kv_total if serving is None else 0)
         self._most_at = -1
-        """Serving's need with which the budget is all that it can be: nothing more to decide."""
+        """Serving's need, with warm prefixes, with which the budget is all that it can be: nothing
+        more to decide."""
+        self.returning: Returning | None = None
+        """Serving's users who come back, if any do."""
+        self._need = 0
+        self._peak = Peak()
+        self._most_need = 0
+        """What serving has needed lately, when that changed last."""
         self._errors = ErrorBudget(sharing.terms.error_budget if sharing else 0.0)
         self._arrived = 0
         self._arrivals: list[float] = []
@@ -112,6 +122,10 @@ class Device:
             served = serving.done()
             serving.steps = 0
             del self._arrivals[: sum(event.first for event in served)]
+            if self.returning is not None:
+                for event in served:
+                    if not event.first:
+                        self.returning.end(event.job, now)
             if served:
                 rollout.cut()  # what it was granted rested on who was served
         if rollout.steps and rollout.work <= SLIVER:
@@ -120,6 +134,9 @@ class Device:
             self.late_expected += self._shares.risk
             self._errors.spend(self._shares.risk)
         lost = self._split(now)
+        if serving is not None and self.returning is not None:
+            room = self._memory.total - self.budget.bytes - self._need
+            self.returning.fit(room // serving.model.kv_bytes)
         self._begin(now)
         return Done(served, rolled, lost)
 
@@ -172,7 +189,7 @@ class Device:
         self._arrivals.append(now)
         self.serving.cut()
         self.rollout.cut()
-        self.serving.add(job)
+        self.serving.add(job if self.returning is None else self.returning.begin(job, now))
 
     def take(self, job: Job) -> None:
         """A turn."""
@@ -238,7 +255,19 @@ class Device:
             due_s=due,
             allowance=self._errors.left,
             patient=patient,
+            lacks=self.lacks(now),
         )
+
+    def lacks(self, now: float) -> bool:
+        """A worst-case new request, or a burst like recent ones, would not find its memory."""
+        assert self._sharing is not None
+        newcomer, lent = self._sharing.newcomer, self.budget.bytes
+        if newcomer is None or not lent:
+            return False
+        quota = self._memory.total - lent
+        if self._need + newcomer > quota:
+            return True
+        return self._most_need > quota and self._peak.of(self._need, now) > quota
 
     def _divide(self, serving: Engine) -> tuple[float, float]:
         """How fast both go until something happens."""
@@ -261,13 +290,19 @@ class Device:
         if serving is None:
             return []
         need = (serving.context + serving.prompts) * serving.model.kv_bytes
-        if need == self._most_at and self.active:
+        if need != self._need:
+            self._need = need
+            self._most_need = self._peak.of(need, now)
+        warm = 0
+        if self.returning is not None:
+            warm = self.returning.warm(now) * serving.model.kv_bytes
+        if need + warm == self._most_at and self.active:
             return []
-        demand = Demand(self.active, need, rl_step=self.rl_step)
+        demand = Demand(self.active, need, rl_step=self.rl_step, serving_warm=warm)
         before = self.budget
         self.budget = memory.decide(before, demand, self._memory, now)
         is_most = self.budget.bytes == memory.ceiling(demand, self._memory)
-        self._most_at = need if is_most else -1
+        self._most_at = need + warm if is_most else -1
         if self.budget.bytes >= before.bytes:
             return []
         held = (rollout.context + rollout.prompts) * rollout.model.kv_bytes

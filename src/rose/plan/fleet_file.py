@@ -51,6 +51,10 @@ class ServingPart(Strict):
     load: float | None = Field(None, gt=0, lt=1)
     """Share of the time that a device serves."""
     headroom: float = Field(0.2, ge=0, lt=1)
+    prefix_hit_rate: float = Field(0.0, ge=0, lt=1)
+    """Share of prompt tokens that are in the cache if nothing is lent and memory holds them."""
+    prefix_return_s: float = Field(60.0, gt=0)
+    """Mean time until somebody comes back to a prefix."""
     profile: Path | None = None
     """Measured by `rose profile`, instead of a roofline."""
 
@@ -139,6 +143,8 @@ def scenario(file: FleetFile) -> Scenario:
         law,
         sizes,
         headroom=file.serving.headroom,
+        prefix_hit_rate=file.serving.prefix_hit_rate,
+        prefix_return_s=file.serving.prefix_return_s,
     )
     found = Scenario(
         name=file.name,

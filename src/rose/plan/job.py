@@ -13,6 +13,7 @@ from rose.plan.fleet import Fleet
 from rose.plan.lending import Kind
 from rose.plan.outcome import Outcome
 from rose.plan.progress import Progress
+from rose.plan.returning import Returning, visits
 from rose.plan.scenario import Scenario, Serving
 from rose.plan.sharing import PERCENTS, Prompts, Sharing
 from rose.plan.system import System
@@ -31,8 +32,8 @@ def simulate(scenario: Scenario, system: System, progress: Progress = lambda _: 
     if scenario.job.staleness is None and system.staleness is not None:
         scenario = replace(scenario, job=replace(scenario.job, staleness=system.staleness))
     devices = _devices(scenario, system)
-    fleet = Fleet(devices, _traffic(scenario, devices, streams[0]), _kind(scenario, system),
-                  streams[2])  # fmt: skip
+    traffic = _return(scenario, devices, _traffic(scenario, devices, streams[0]))
+    fleet = Fleet(devices, traffic, _kind(scenario, system), streams[2])
     outcome = Outcome(system.name, slo=scenario.serving.slo)
     fleet.watch = lambda: progress(min(1.0, (len(outcome.steps) + fleet.progress) / scenario.steps))
     run = synchronous if scenario.job.staleness is None else asynchronous
@@ -47,7 +48,8 @@ def alone(scenario: Scenario, seconds: float) -> Outcome:
     rng = np.random.default_rng(np.random.SeedSequence(scenario.seed).spawn(3)[0])
     nothing = System("serving_alone", "serving alone")
     devices = _devices(replace(scenario, dedicated=0), nothing, serving=True)
-    fleet = Fleet(devices, _traffic(scenario, devices, rng), Kind(), rng)
+    traffic = _return(scenario, devices, _traffic(scenario, devices, rng))
+    fleet = Fleet(devices, traffic, Kind(), rng)
     outcome = Outcome("serving_alone", slo=scenario.serving.slo)
     fleet.pass_time(seconds)
     _account(fleet, outcome)
@@ -135,6 +137,22 @@ def _traffic(
     return [next(parts) if device.serving is not None else None for device in devices]
 
 
+def _return(
+    scenario: Scenario, devices: list[Device], traffic: list[Traffic | None]
+) -> list[Traffic | None]:
+    """Some users come back to the device that they were on before."""
+    serving = scenario.serving
+    if not serving.prefix_hit_rate:
+        return traffic
+    rng = np.random.default_rng(np.random.SeedSequence(scenario.seed).spawn(4)[3])
+    capacity = scenario.kv_bytes // serving.engine.kv_bytes
+    for device, users in zip(devices, traffic, strict=True):
+        if users is not None:
+            of = visits(users, serving.prefix_hit_rate, serving.prefix_return_s, rng)
+            device.returning = Returning(of, capacity, serving.prefix_loss)
+    return traffic
+
+
 def _kind(scenario: Scenario, system: System) -> Kind:
     most = {"nothing": 0, "trainers": scenario.trainers}.get(system.borrows, scenario.lendable)
     most = math.ceil(most * system.available)
@@ -187,6 +205,10 @@ def _account(fleet: Fleet, outcome: Outcome) -> None:
     outcome.cuts, outcome.events = fleet.cuts, fleet.events
     outcome.made = sum(device.rolled_tokens for device in fleet.devices)
     outcome.prefix_hits = fleet.hits / fleet.looked if fleet.looked else 0.0
+    for returning in [d.returning for d in fleet.devices if d.returning is not None]:
+        outcome.asked += returning.tokens
+        outcome.found += returning.hits
+        outcome.lost += returning.lost
 
 
 def _since(began: float, timeline: list[tuple[float, int]]) -> list[tuple[float, int]]:

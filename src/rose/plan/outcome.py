@@ -59,6 +59,11 @@ class Outcome:
     made: int = 0
     """Tokens that engines made for turns."""
     prefix_hits: float = 0.0
+    """Of rollouts."""
+    asked: int = 0
+    found: int = 0
+    lost: int = 0
+    """Tokens of serving's prompts, those found in its cache, and those that lending took there."""
     events: int = 0
     busy: float = 0.0
     """Share of the time that serving has had steps on its devices."""
@@ -89,6 +94,16 @@ class Outcome:
     @property
     def harvest(self) -> float | None:
         return self.device_s / self.idle_s if self.idle_s else None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of serving's prompt tokens that were cached; None if nobody came back."""
+        return self.found / self.asked if self.asked else None
+
+    @property
+    def hit_rate_alone(self) -> float | None:
+        """What that would have been if nothing had been lent."""
+        return (self.found + self.lost) / self.asked if self.asked else None
 
     @property
     def sync_share(self) -> float:

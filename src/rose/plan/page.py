@@ -172,14 +172,21 @@ def _systems(plan: Plan) -> str:
             f"{one.harvest:.2f}" if one.harvest is not None else "-",
             f"{one.sync_share:.1%}",
             f"{one.allocation_overhead:.1%}",
+            _share(one.hit_rate_alone),
+            _share(one.hit_rate),
         ])  # fmt: skip
     quiet = plan.serving_alone
     p99 = (f"{quiet.p99('ttft') * 1e3:.0f}", f"{quiet.p99('tpot') * 1e3:.1f}")
-    rows.append(["serving alone", "-", "-", _met(quiet.attainment), *p99, "-", "-", "-"])
-    return _table(
-        ["", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT ms", "P99 TPOT ms", "harvest",
-         "weight sync", "allocation"], rows,
-    )  # fmt: skip
+    rows.append(["serving alone", "-", "-", _met(quiet.attainment), *p99, "-", "-", "-",
+                 _share(quiet.hit_rate_alone), _share(quiet.hit_rate)])  # fmt: skip
+    head = ["", "throughput vs fixed", "rollout s", "SLO met", "P99 TTFT ms", "P99 TPOT ms",
+            "harvest", "weight sync", "allocation", "prefix hits alone", "lent"]  # fmt: skip
+    shown = len(head) - (2 if quiet.hit_rate is None else 0)
+    return _table(head[:shown], [row[:shown] for row in rows])
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _spread(says: str, steps: list[StepTime]) -> list[str]:

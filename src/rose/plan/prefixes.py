@@ -20,13 +20,19 @@ class Prefixes:
         """Tokens by device."""
         return self._of.get(trajectory, NOTHING)
 
-    def keep(self, device: int, trajectory: int, tokens: int, room: int) -> None:
-        """Its turn's KV stays until memory is wanted for others; the longest unused goes first."""
+    def keep(self, device: int, trajectory: int, tokens: int, room: int | None = None) -> None:
+        """Its turn's KV stays until memory is wanted for others, now if `room` is less."""
         self.forget(device, trajectory)
         kept = self._kept[device]
         kept[trajectory] = tokens
         self._sums[device] += tokens
         self._of.setdefault(trajectory, {})[str(device)] = tokens
+        if room is not None:
+            self.fit(device, room)
+
+    def fit(self, device: int, room: int) -> None:
+        """No more than so many tokens stay; the longest unused go first."""
+        kept = self._kept[device]
         while kept and self._sums[device] > room:
             self.forget(device, next(iter(kept)))
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from rose.executor.slo import Slo
+from rose.executor.working_set import LOSS
 from rose.plan.engine import EngineModel
 from rose.plan.sync import Links
 from rose.plan.workload.demand import Demand
@@ -29,6 +30,12 @@ class Serving:
     slo_margin: float = 0.1
     credit_s: float = 0.5
     headroom: float = 0.2
+    prefix_hit_rate: float = 0.0
+    """Share of prompt tokens that are in the cache if nothing is lent and memory holds them."""
+    prefix_return_s: float = 60.0
+    """Mean time until somebody comes back to a prefix."""
+    prefix_loss: float = LOSS
+    """Share of hits that lending may cost, as of the live engine."""
 
 
 @dataclass(frozen=True)

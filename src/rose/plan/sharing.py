@@ -33,6 +33,9 @@ from rose.executor.slo import Slo
 from rose.plan.engine import Engine, EngineModel
 from rose.plan.roofline import Latency
 
+GIVE_BACK_S = 0.02
+"""Until memory that serving wants is its own, once a rollout step has ended: what reclaims took at
+most beyond their step (docs/benchmarks.md), as here they take no time."""
 MOST_LEAD = 32
 """Serving steps that may run ahead before a rollout step: credit is capped long before."""
 FEW = 16
@@ -100,14 +103,23 @@ class Sharing:
         self._likely = rollout.latency.likely(unit) / rollout.latency.upper(unit)
         self._known: dict[tuple[int, ...], Shares] = {}
         self._queues: dict[Queue, ServingFacts] = {}
-        self._idle: dict[int, Window] = {}
-        """By allowance: while nobody is served, nothing else decides."""
+        self._idle: dict[tuple[int, bool], Window] = {}
+        """By allowance and `lacks`: while nobody is served, nothing else decides."""
+        self.newcomer = prompts.worst * serving.kv_bytes if terms.rule == "rose" else None
+        """Bytes of a worst-case new request; None: the rule does not look at memory."""
 
     def of(
-        self, serving: Engine, rollout: Engine, *, due_s: float, allowance: float, patient: bool
+        self,
+        serving: Engine,
+        rollout: Engine,
+        *,
+        due_s: float,
+        allowance: float,
+        patient: bool,
+        lacks: bool = False,
     ) -> Shares:
         """`due_s`: until the first token of the longest waiting request is due; `patient`: serving
-        has been busy for as long as `patience`."""
+        has been busy for as long as `patience`; `lacks`: memory that it may soon need."""
         if self.terms.rule in ("share_all", "static_split"):
             return self._halves(serving, rollout)
         running, waiting = len(serving.ending), len(serving.waiting)
@@ -124,6 +136,7 @@ class Sharing:
             min(64, int(64 * max(0.0, due_s) / self.slo.ttft_s)) if waiting else -1,
             int(64 * min(1.0, allowance)),
             patient or self._paced,
+            lacks,
         )
         found = self._known.get(key)
         if found is None:
@@ -167,6 +180,7 @@ class Sharing:
         due: int,
         allowance: int,
         patient: int,
+        lacks: int,
     ) -> Shares:
         """Of a class, by its representatives."""
         n, w, p, c, t, tc = map(
@@ -178,11 +192,13 @@ class Sharing:
             facts = self._queues[queue] = self._facts(queue)
         if due >= 0:
             facts = replace(facts, prefill_deadline=due / 64 * self.slo.ttft_s)
+        if lacks:
+            facts = replace(facts, kv_lacks=1)
         if not (n or w):
-            idle = self._idle.get(allowance)
+            idle = self._idle.get((allowance, bool(lacks)))
             if idle is None:
                 idle = admission.window(self._question(facts, 0.0, allowance, 0.0, 1))
-                self._idle[allowance] = idle
+                self._idle[allowance, bool(lacks)] = idle
             return self._answer(idle, queue, t, tc, 1)
         worth = self._worth(t, tc)
         if self._paced:
@@ -212,6 +228,7 @@ class Sharing:
             likely=self._likely,
             worth_s=worth,
             busy_s=math.inf if patient else 0.0,
+            give_back_s=GIVE_BACK_S,
         )
 
     def _answer(self, window: Window, queue: Queue, turns: int, context: int, steps: int) -> Shares:
@@ -265,6 +282,10 @@ class Sharing:
             given["next_step_with_new_s"], given["clear_with_new_s"] = bounds(
                 queue.joined_by(prompts.worst), latency, budget, slo.tpot_s
             )
+            after = Queue(
+                queue.decode + 1, queue.starting, queue.prefill, queue.context + prompts.worst
+            )
+            given["next_step_after_new_s"], _ = bounds(after, latency, budget, slo.tpot_s)
             for percent, prompt in zip(PERCENTS, prompts.percentiles, strict=True):
                 joined = queue.joined_by(prompt)
                 step, clear = bounds(joined, _Likely(latency), budget, slo.tpot_s)

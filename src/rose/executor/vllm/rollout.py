@@ -89,7 +89,9 @@ class RolloutScheduler(Scheduler):
             headroom=0.0 if options.dedicated else options.headroom,
             rollout_max=parking.blocks * parking.block_bytes,
         )
-        self._borrower = Borrower(page, parking, self._publish, terms, dedicated=options.dedicated)
+        self._borrower = Borrower(
+            page, parking, self._publish, terms, dedicated=options.dedicated, void=self.gate.void
+        )
         self._border = self._borrower.border
         self._book = PrefixBook(parking.blocks, self.block_size, options.prefix_loss)
         self._chores = True
@@ -139,10 +141,11 @@ class RolloutScheduler(Scheduler):
         tokens = gate.tokens(len(self.running)) if self.requests else 0
         if not tokens and self._done:
             self._tell_aside()  # the gate may be shut because it does not know that they ended
-        self.max_num_scheduled_tokens = min(tokens, self._most_tokens)
         guard.inside += 1
         if guard.wanted:
             guard.wait()
+            tokens = tokens and gate.granted(len(self.running), time.monotonic())
+        self.max_num_scheduled_tokens = min(tokens, self._most_tokens)
         output = self.stock_schedule(throttle_prefills)
         guard.inside -= 1
         if output.total_num_scheduled_tokens:

@@ -73,6 +73,8 @@ class ServingMixin:
         """The page's arrivals word, counted by the engine's thread; no other engine began there."""
         self._known = self._taken
         """How far the thread aside has come with it."""
+        self._failures = 0
+        """Of the thread aside, that were recovered from."""
         self._since = 0.0
         self._step_began = 0.0
         self._page_broken = False
@@ -177,6 +179,13 @@ class ServingMixin:
         self._lives.arrived(request.request_id, prompt, max(0.0, now - queued_before))
         self._book.begin(request.request_id, request.block_hashes, prompt, now)
 
+    def _recover(self) -> None:
+        """Something that was posted is lost: know again of every request that is here."""
+        for request in list(self.requests.values()):
+            if request.request_id not in self._lives and not request.is_finished():
+                self._arrived(request, self._known)
+        self._known, self._failures = self._taken, self.aside.failures
+
     def _stepped(self, output: Any, at: float) -> None:
         assert self.device is not None
         seconds = self.device.seconds()
@@ -187,6 +196,7 @@ class ServingMixin:
         self._overhead.stepped()
         for new in output.scheduled_new_reqs:
             self._book.found(new.req_id, new.num_computed_tokens)
+            self._lives.begun(new.req_id, new.num_computed_tokens)
         for request_id, tokens in computed:
             if (request := self.requests.get(request_id)) is not None:
                 self._lives.stepped(request_id, tokens, request.num_output_tokens, at)
@@ -197,24 +207,24 @@ class ServingMixin:
         In any case: so a page that somebody damaged heals also while serving is idle, and facts
         that stop coming mean that nothing may be lent any more.
         """
-        device = self.device
-        assert device is not None
         now, lender = time.monotonic(), self._lender
-        # First, so that whatever fails behind it, serving gets what is given back.
-        self._news_for_rollout |= lender.respect(force=lender.handing_over)
-        lender.stand(now)
+        lender.look(now, self._publish, self._say_killed)
+        return 0.0 if lender.handing_over else PULSE_S
+
+    def _publish(self, news: bool) -> None:
+        """Everything that serving has to say. `news`: the rollout engine waits for it."""
+        assert self.device is not None
+        self._news_for_rollout |= news
+        now = time.monotonic()
+        if self.aside.failures != self._failures:
+            self._recover()
         for request_id in self._lives.names():
             request = self.requests.get(request_id)
             if request is None or request.is_finished():
                 self._lives.gone(request_id)
                 self._book.end(request_id, now)
         self._renew_promise()
-        if lender.owns:
-            lender.defend(now, self._say_killed)
-            self._publish(device)
-        return 0.0 if lender.handing_over else PULSE_S
-
-    def _publish(self, device: Device) -> None:
+        device = self.device
         facts = self._look(device)
         page = device.page
         try:
