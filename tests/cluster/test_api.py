@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rose.cluster.api import application
-from rose.cluster.custody import TakenBack
+from rose.cluster.custody import Overtaken, TakenBack
 from rose.executor.facts import RolloutFacts, ServingFacts
 from rose.executor.page import Page
 
@@ -81,9 +81,12 @@ def test_orders_answer_with_their_time_or_say_what_failed(fake: FakeNode) -> Non
     assert fake.orders == ["take back"]
 
 
-def test_what_was_taken_back_is_a_conflict(fake: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [TakenBack, Overtaken])
+def test_what_another_order_forbids_is_a_conflict(
+    fake: FakeNode, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     async def drain() -> float:
-        raise TakenBack("the device was taken back")
+        raise kind("the device was taken back")
 
     monkeypatch.setattr(fake, "drain", drain)
     refused = TestClient(application(fake)).post("/drain")  # type: ignore[arg-type]

@@ -52,13 +52,13 @@ def test_what_was_taken_back_is_dormant_until_it_is_lent_again(words: list[str])
 @pytest.mark.parametrize("on_page", [None, 0, 1])
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("held", [None, HELD])
-def test_any_word_that_it_was_taken_back_counts(
+def test_the_page_says_whether_it_was_taken_back_and_else_the_disk_does(
     on_page: int | None, on_disk: bool, held: RolloutFacts | None
 ) -> None:
     left = None if on_page is None else NodeOrders(epoch=4, offered=on_page, state=ACTIVE)
     custody = Custody()
     custody.recall(left, taken_back=on_disk, held=held)
-    assert custody.offered == (not on_disk and on_page != 0)
+    assert custody.offered == (not on_disk if on_page is None else on_page == 1)
     kept = custody.offered and held is not None
     assert custody.state == (ACTIVE if kept else DORMANT)
     assert custody.cold == (held is None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.stage import Stage, until
+from tests.cluster.stage import Actor, Stage, until
 
 from rose.cluster.config import ConfigError
 from rose.cluster.custody import TakenBack
@@ -225,6 +225,36 @@ def test_a_device_has_one_node(stage: Stage) -> None:
     play(scene())
 
 
+# ---- engines that nobody remembers
+
+
+def test_a_rollout_engine_that_nobody_remembers_is_ended_first(stage: Stage) -> None:
+    async def scene() -> None:
+        stranger = Actor("rollout", stage.config, stage.host).play()
+        stage.engines.append(stranger)
+        await until(lambda: stranger.opened.is_set() and stranger.page.rollout())
+        async with stage.node() as node:
+            assert stage.host.killed == [stranger.writer]
+            assert stage.engine("rollout") is not stranger
+            assert node.offered
+
+    play(scene())
+
+
+def test_a_serving_engine_that_nobody_remembers_is_left_to_its_users(stage: Stage) -> None:
+    async def scene() -> None:
+        stranger = Actor("serving", stage.config, stage.host).play()
+        stage.engines.append(stranger)
+        await until(lambda: stranger.opened.is_set() and stranger.page.serving())
+        with pytest.raises(ConfigError, match=f"process {stranger.pid}, which this node did not"):
+            await started(stage)
+        assert stranger.alive
+        assert stage.host.killed == []
+        await stage.curtain()
+
+    play(scene())
+
+
 # ---- what the node sees to
 
 
@@ -277,23 +307,25 @@ def test_a_stopped_engine_is_killed_and_started_again(stage: Stage) -> None:
     play(scene())
 
 
-def test_supervision_goes_on_after_whatever_fails(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("broken", ["mend", "rival", "serving", "rollout_writer"])
+def test_what_fails_to_be_looked_at_keeps_nothing_else_from_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     async def scene() -> None:
         async with stage.node() as node:
-            fails = iter(range(5))
-            look = node._look_after
 
-            async def broken() -> None:
-                if next(fails, None) is not None:
-                    raise RuntimeError("broken on purpose")
-                await look()
+            def fail(*_: object) -> None:
+                raise OSError(errno.EIO, "broken on purpose")
 
-            monkeypatch.setattr(node, "_look_after", broken)
-            os.pwrite(node.page._fd, bytes(8), 0)
+            with monkeypatch.context() as patch:
+                patch.setattr(node.page, broken, fail)
+                os.pwrite(node.page._fd, bytes(8), 0)
+                await until(lambda: "failed; going on" in caplog.text)
+                if broken != "mend":
+                    await until(lambda: "the page was damaged" in caplog.text)
             await until(lambda: "the page was damaged" in caplog.text)
-            assert caplog.text.count("supervision failed") == 5
+            stage.host.dead.add(stage.engine("rollout").writer)
+            await until(lambda: node.restarts["rollout"] == 1 and node.ready)
 
     play(scene())
 

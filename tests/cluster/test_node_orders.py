@@ -15,7 +15,7 @@ from tests.cluster.stage import Stage, until
 
 from rose.cluster import node as module
 from rose.cluster.config import ConfigError
-from rose.cluster.custody import TakenBack
+from rose.cluster.custody import Overtaken, TakenBack
 from rose.cluster.node import Node
 from rose.executor.facts import LeaseState
 from rose.executor.page import SECTION, Page
@@ -282,6 +282,23 @@ def test_an_engine_with_turns_left_is_not_dormant_yet(
             engine.turns = 0
             await taking
             assert node.kills == 0
+
+    play(scene())
+
+
+def test_an_order_that_another_one_overtakes_is_not_waited_for(stage: Stage) -> None:
+    async def scene() -> None:
+        async with stage.node() as node:
+            stage.engine("rollout").deaf = True
+            lending = asyncio.create_task(node.lend())
+            await until(lambda: ordered(node) == (ACTIVE, 1))
+            taking = asyncio.create_task(node.take_back())
+            with pytest.raises(Overtaken, match="it was ordered to be dormant"):
+                await lending
+            assert not taking.done()
+            stage.engine("rollout").deaf = False
+            await taking
+            assert (ordered(node), done(node)) == ((DORMANT, 0), DORMANT)
 
     play(scene())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -34,12 +33,7 @@ class Time:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.loops = 0
-        monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(
-            reporting,
-            "asyncio",
-            SimpleNamespace(sleep=self.sleep, CancelledError=asyncio.CancelledError),
-        )
+        monkeypatch.setattr(reporting, "asyncio", SimpleNamespace(sleep=self.sleep))
 
     async def sleep(self, seconds: float) -> None:
         assert 0.0 <= seconds <= reporting.REPORT_S
@@ -62,8 +56,9 @@ class Answer:
 class Node:
     """What reporting needs of one; its scheduler answers what a test wants."""
 
-    def __init__(self, page: Page, answers: Iterable[Any]) -> None:
+    def __init__(self, page: Page, time: Time, answers: Iterable[Any]) -> None:
         self.page = page
+        self.clock = lambda: time.now
         self.config = SimpleNamespace(
             lease_s=LEASE_S, serving=object(), rollout=SimpleNamespace(max_seqs=8)
         )
@@ -116,9 +111,9 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 @pytest.fixture
-def listen(page: Page) -> Callable[..., Node]:
+def listen(page: Page, time: Time) -> Callable[..., Node]:
     def until_over(*answers: Any, **changes: Any) -> Node:
-        node = Node(page, answers)
+        node = Node(page, time, answers)
         for name, value in changes.items():
             setattr(node, name, value)
         with pytest.raises(Over):

@@ -24,6 +24,8 @@ class Table:
     def kill(self, writer: Writer) -> None:
         self.killed.append(writer)
 
+    def close(self) -> None: ...
+
 
 @dataclass
 class Blocks:

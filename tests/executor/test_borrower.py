@@ -36,9 +36,17 @@ class Scene:
         self.blocks = Blocks(80)
         self.published = 0
         self.ended = 0
+        self.voided: list[int] = []
+        """Blocks that were usable when what had been granted became void."""
         terms = MemoryTerms(TOTAL, 0.2, "aimd", 80)
         self.borrower = Borrower(
-            self.page, self.blocks, self.publish, terms, dedicated=dedicated, clock=self.clock
+            self.page,
+            self.blocks,
+            self.publish,
+            terms,
+            dedicated=dedicated,
+            clock=self.clock,
+            void=lambda: self.voided.append(self.blocks.usable),
         )
         self.border = self.borrower.border
 
@@ -255,6 +263,24 @@ def test_growth_waits_for_the_acknowledgement_of_this_very_claim(scene: Scene) -
     scene.serving()
     scene.look(useful=60)
     assert (scene.blocks.usable, scene.border.grown) == (60, 1)
+
+
+def test_what_was_granted_beside_less_memory_is_void_before_there_is_more(scene: Scene) -> None:
+    scene.active()
+    assert scene.voided == [0]
+    scene.serving(need=60)
+    scene.look()
+    assert (scene.blocks.usable, scene.voided) == (20, [0])
+    scene.serving()
+    scene.look()
+    assert scene.voided == [0]  # claimed, and not acknowledged yet
+    scene.clock.now += 2.0
+    for _ in range(3):
+        scene.orders()
+        scene.serving()
+        scene.look()
+    assert scene.blocks.usable > 20
+    assert scene.voided[:2] == [0, 20]
 
 
 def test_blocks_in_use_are_given_back_between_two_steps(scene: Scene) -> None:

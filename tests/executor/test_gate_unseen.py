@@ -170,6 +170,12 @@ def test_no_descriptors_are_no_reason_to_lend(
     assert not bench.granted()
 
 
+def test_what_is_void_shuts_the_gate_until_somebody_looks_again(bench: Bench) -> None:
+    bench.gate.void()
+    assert not bench.granted(look=False)
+    assert bench.granted()
+
+
 def test_a_device_without_serving_asks_nobody(page: Page) -> None:
     alone = Bench(page, dedicated=True)
     assert alone.granted()
