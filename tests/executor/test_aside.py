@@ -13,7 +13,7 @@ def until(true: threading.Event) -> None:
     assert true.wait(20.0)
 
 
-def test_jobs_run_in_order_and_then_once_it_has_caught_up(page: Page) -> None:
+def test_jobs_run_in_order_and_then_once_it_has_caught_up(lasting_page: Page) -> None:
     done: list[int] = []
     seen: list[int] = []
     hold, caught_up = threading.Event(), threading.Event()
@@ -24,7 +24,7 @@ def test_jobs_run_in_order_and_then_once_it_has_caught_up(page: Page) -> None:
             caught_up.set()
         return 3600.0
 
-    aside = Aside("test", page, then, fatal=False)
+    aside = Aside("test", lasting_page, then, fatal=False)
     aside.post((hold.wait, ()))
     for k in range(100):
         aside.post((done.append, (k,)))
@@ -34,7 +34,7 @@ def test_jobs_run_in_order_and_then_once_it_has_caught_up(page: Page) -> None:
     assert set(seen) <= {0, 100}  # once before anything was posted, once after all of it
 
 
-def test_then_comes_back_when_it_said(page: Page) -> None:
+def test_then_comes_back_when_it_said(lasting_page: Page) -> None:
     thrice = threading.Event()
     times: list[float] = []
 
@@ -44,22 +44,22 @@ def test_then_comes_back_when_it_said(page: Page) -> None:
             thrice.set()
         return 0.01 if len(times) < 3 else 3600.0
 
-    Aside("test", page, then, fatal=False)
+    Aside("test", lasting_page, then, fatal=False)
     until(thrice)
     assert times[2] - times[0] >= 0.02
 
 
-def test_a_bell_is_answered(page: Page) -> None:
+def test_a_bell_is_answered(lasting_page: Page) -> None:
     calls = threading.Semaphore(0)
 
     def then() -> float:
         calls.release()
         return 3600.0
 
-    Aside("test", page, then, fatal=False).watch("gate")
+    Aside("test", lasting_page, then, fatal=False).watch("gate")
     for _ in range(2):
         assert calls.acquire(timeout=20.0)  # once at start, once for the first look at the bell
-    page.ring("gate")
+    lasting_page.ring("gate")
     assert calls.acquire(timeout=20.0)
 
 

@@ -42,10 +42,10 @@ def said(caplog: pytest.LogCaptureFixture, what: str) -> int:
 
 
 def test_what_fails_is_tried_again_and_said_after_every_doubling(
-    page: Page, caplog: pytest.LogCaptureFixture
+    lasting_page: Page, caplog: pytest.LogCaptureFixture
 ) -> None:
     over = threading.Event()
-    aside = Aside("failing", page, failing(100, over), fatal=False)
+    aside = Aside("failing", lasting_page, failing(100, over), fatal=False)
     until(over)
     assert aside.failures == 100
     assert said(caplog, "nothing is lent any more") == 7  # failures 1, 2, 4 .. 64
@@ -54,7 +54,7 @@ def test_what_fails_is_tried_again_and_said_after_every_doubling(
 
 
 def test_a_job_that_fails_takes_no_other_with_it(
-    page: Page, caplog: pytest.LogCaptureFixture
+    lasting_page: Page, caplog: pytest.LogCaptureFixture
 ) -> None:
     done: list[int] = []
     hold, over = threading.Event(), threading.Event()
@@ -69,7 +69,7 @@ def test_a_job_that_fails_takes_no_other_with_it(
             over.set()
         return NEVER_S
 
-    aside = Aside("test", page, then, fatal=False)
+    aside = Aside("test", lasting_page, then, fatal=False)
     aside.post((hold.wait, ()))
     for number in range(3):
         aside.post((job, (number,)))
@@ -81,7 +81,7 @@ def test_a_job_that_fails_takes_no_other_with_it(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_whoever_watches_a_bell_starts_a_dead_thread_again(
-    page: Page, caplog: pytest.LogCaptureFixture
+    lasting_page: Page, caplog: pytest.LogCaptureFixture
 ) -> None:
     over = threading.Event()
     lives: list[str] = []
@@ -94,7 +94,7 @@ def test_whoever_watches_a_bell_starts_a_dead_thread_again(
             over.set()
         return NEVER_S
 
-    aside = Aside("mortal", page, then, fatal=False)
+    aside = Aside("mortal", lasting_page, then, fatal=False)
     aside.watch("gate")  # looks at once, which wakes the thread to its death
     until(over)
     assert set(lives) == {"rose-mortal"}
@@ -102,11 +102,11 @@ def test_whoever_watches_a_bell_starts_a_dead_thread_again(
 
 
 def test_a_bell_that_cannot_be_heard_is_listened_to_again(
-    page: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lasting_page: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard = threading.Event()
     deaf = [5]
-    listen = page.bell
+    listen = lasting_page.bell
 
     def bell(name: str) -> int:
         if deaf[0]:
@@ -119,8 +119,8 @@ def test_a_bell_that_cannot_be_heard_is_listened_to_again(
             heard.set()
         return NEVER_S
 
-    monkeypatch.setattr(page, "bell", bell)
-    Aside("test", page, then, fatal=False).watch("gate")
+    monkeypatch.setattr(lasting_page, "bell", bell)
+    Aside("test", lasting_page, then, fatal=False).watch("gate")
     until(heard)
     assert said(caplog, "the bell gate cannot be heard") == 3  # failures 1, 2, 4
 
@@ -134,10 +134,10 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("what", ["then", "job"])
 def test_a_rollout_engine_ends_when_its_own_thread_fails(
-    page: Page, killed: list[tuple[int, int]], what: str
+    lasting_page: Page, killed: list[tuple[int, int]], what: str
 ) -> None:
     over = threading.Event()
-    aside = Aside("failing", page, failing(what == "then", over), fatal=True)
+    aside = Aside("failing", lasting_page, failing(what == "then", over), fatal=True)
     if what == "job":
         until(over)
         over.clear()
@@ -146,8 +146,10 @@ def test_a_rollout_engine_ends_when_its_own_thread_fails(
     assert killed == [(os.getpid(), signal.SIGTERM)]
 
 
-def test_a_serving_engine_never_ends_for_it(page: Page, killed: list[tuple[int, int]]) -> None:
+def test_a_serving_engine_never_ends_for_it(
+    lasting_page: Page, killed: list[tuple[int, int]]
+) -> None:
     over = threading.Event()
-    Aside("failing", page, failing(3, over), fatal=False)
+    Aside("failing", lasting_page, failing(3, over), fatal=False)
     until(over)
     assert not killed
