@@ -18,6 +18,8 @@ class Table:
     def alive(self, writer: Writer) -> bool:
         return writer.pid > 0 and writer not in self.dead
 
+    def close(self) -> None: ...
+
     def stopped(self, writer: Writer) -> bool:
         return writer in self.frozen
 
