@@ -26,8 +26,6 @@ class Table:
     def kill(self, writer: Writer) -> None:
         self.killed.append(writer)
 
-    def close(self) -> None: ...
-
 
 @dataclass
 class Blocks:
