@@ -46,6 +46,8 @@ ORDER_S = 10.0
 """A rollout engine that is not active after this long will not be."""
 REVOKE_S = 2.5
 """One that holds the device this long after a revocation is killed: who takes it back waits."""
+ATTACH_S = 3.0
+"""An attached engine is looked for so long: after a rolling restart it is seen a second later."""
 HAND_OVER_S = 0.5
 """After that serving has its memory: it hears of it within milliseconds, if it is there."""
 RESTART_S = 2.0
@@ -134,7 +136,7 @@ class Node:
             ]
             await asyncio.gather(*waits)
             self._keep_off_device()
-            self._check_attached()
+            await self._check_attached()
             self._tasks.append(asyncio.create_task(self._supervise()))
             if self.custody.cold:
                 await self._warm_up()
@@ -201,16 +203,19 @@ class Node:
     def _start(self, role: str, port: int) -> Engine:
         return Engine.start(self.config, role, port, self._options(role))
 
-    def _check_attached(self) -> None:
+    async def _check_attached(self) -> None:
         """An attached serving engine must be on this page from the start: a mistake is told now.
         Whether it still is, is looked at before every step of rollouts."""
         if self.config.serving is None or not self.config.serving.attach:
             return
-        if self.page.lending(self.clock()) is None:
-            raise ConfigError(
-                f"serving.attach: the engine at {self.config.serving.attach} does not write to "
-                f"page {self.config.page_path}; start it with rose's options (docs/sre.md)"
-            )
+        for _ in range(int(ATTACH_S / 0.1)):
+            if self.page.lending(self.clock()) is not None:
+                return
+            await asyncio.sleep(0.1)
+        raise ConfigError(
+            f"serving.attach: the engine at {self.config.serving.attach} does not write to "
+            f"page {self.config.page_path}; start it with rose's options (docs/sre.md)"
+        )
 
     def _keep_off_device(self) -> None:
         for engine in (self.serving, self.rollout):

@@ -278,7 +278,7 @@ class SimNode(Node):
         engine.up = True
         return engine
 
-    def _check_attached(self) -> None:
+    async def _check_attached(self) -> None:
         """The simulated owner may start serving later."""
 
     def _start(self, role: str, port: int) -> Engine:

@@ -62,9 +62,8 @@ HOLES: dict[str, tuple[Edit, ...]] = {
         Edit(
             Node,
             "take_back",
-            "took = await self.revoke()",
-            "self._remember()\n    if self._memo.unwritten: raise OSError('disk full')\n"
-            "    took = await self.revoke()",
+            "try:\n",
+            "self._remember()\n    if self._memo.unwritten: raise OSError('disk full')\n    try:\n",
         ),
     ),
     "S4 a clean restart forgets that the device was taken back": (
