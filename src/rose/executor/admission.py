@@ -52,10 +52,14 @@ always. The risk is all about new ones, of each size of prompt (`NEW`), at the r
 steps as long as they likely are (`latency.LIKELY`), because it is a sum over many:
 
     late itself    rate * share of size * clip(u + r + clear - TTFT, 0, u + r), and all of u + r
-                   where (4) would be broken for it
+                   where (4) is likely broken for it
     makes others   rate * share of sizes that break (1), (2) or (4) * (u + r + next step) * all here
     in pairs       chance of another new one in u + r, times what it adds to "late itself" if
                    `clear` is longer by its prompt
+
+(4) guards a new request against all of a rollout step between its first two tokens. Likely it meets
+less: a step that began before it either has ended by its first token (one after the other), or goes
+on beside it (side by side), and then holds its next step up by no more than that takes itself.
 
 A new request waits from its arrival until `u + r` is over and then `clear`. Arrivals are even over
 all of `u + r`, so late are those of its first `u + r + clear - TTFT` seconds: dividing by `r`, as
@@ -286,7 +290,7 @@ def _risk(
     span = room.unseen + step_s
     new = [(share, getattr(facts, step), getattr(facts, clear)) for share, step, clear in NEW]
     late = broken = 0.0
-    stalls = step_s + facts.next_step_after_new_s > facts.tpot_s >= facts.next_step_after_new_s
+    stalls = min(step_s, facts.base_s) + facts.base_s > facts.tpot_s >= facts.base_s
     for share, next_step_s, clear_s in new:
         if clear_s <= facts.ttft_s:
             late += share * (span if stalls else _clip(span + clear_s - facts.ttft_s, span))
