@@ -139,6 +139,25 @@ def test_a_full_disk_is_told_once_and_tried_again(
     assert [p.name for p in memo.path.parent.iterdir() if p.is_file()] == ["page.json"]
 
 
+def test_on_a_full_disk_it_is_still_remembered_that_the_device_was_taken_back(
+    memo: Memo, disk_is_full: Full
+) -> None:
+    memo.remember([], offered=True)
+    disk_is_full(True)
+    memo.remember([], offered=False)
+    memo.path.unlink()  # a reboot, before the disk has room again
+    assert taken_back(memo)
+    memo.remember([], offered=True)
+    assert not again(memo)._taken_back.exists()
+
+
+def test_a_clean_stop_leaves_no_file_on_a_device_that_may_be_lent(memo: Memo) -> None:
+    memo.remember([], offered=True)
+    assert list(memo._taken_back.parent.iterdir())
+    memo.forget()
+    assert not list(memo._taken_back.parent.iterdir())
+
+
 @pytest.mark.parametrize("which", ["memo", "mark"])
 def test_one_place_that_cannot_be_written_does_not_keep_the_other_from_it(
     memo: Memo, which: str
@@ -156,19 +175,19 @@ def test_one_place_that_cannot_be_written_does_not_keep_the_other_from_it(
     assert taken_back(memo)
 
 
-def test_a_mark_that_cannot_be_removed_is_tried_again(
+def test_a_mark_that_cannot_be_renamed_is_tried_again(
     memo: Memo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memo.remember([], offered=False)
-    unlink = Path.unlink
+    rename = Path.replace
 
-    def read_only(self: Path, missing_ok: bool = False) -> None:
+    def read_only(self: Path, target: Path) -> Path:
         if self == memo._taken_back:
             raise OSError(errno.EROFS, "Read-only file system")
-        unlink(self, missing_ok)
+        return rename(self, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", read_only)
+        patch.setattr(Path, "replace", read_only)
         memo.remember([], offered=True)
         assert memo.unwritten
     memo.remember([], offered=True)

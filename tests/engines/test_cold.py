@@ -57,7 +57,9 @@ def process_of(node: ColdNode) -> int:
 
 def is_active(node: ColdNode) -> bool:
     reading = node.page.rollout()
-    return bool(reading and reading.writer.alive and reading.facts.state == LeaseState.ACTIVE)
+    if reading is None or not node.page.processes.alive(reading.writer):
+        return False
+    return reading.facts.state == LeaseState.ACTIVE
 
 
 async def generate(node: ColdNode) -> Any:

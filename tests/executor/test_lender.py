@@ -130,7 +130,7 @@ def test_what_a_dead_engine_claimed_is_taken_whatever_its_half_says(
     if damage is cut_off:  # another's may be here by now: nobody can read who it is
         lent.lender.respect()
         assert lent.blocks.usable == 20
-        lent.page.mend()
+        lent.page.mend(0.0)
     assert lent.lender.respect()
     assert lent.blocks.usable == TOTAL
 

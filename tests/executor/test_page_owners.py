@@ -109,7 +109,7 @@ def test_of_many_who_start_at_once_one_owns_the_section(page: Page) -> None:
 def test_ownership_outlives_a_truncated_page(page: Page, again: Again) -> None:
     assert page.own("rollout")
     os.truncate(page.path, 0)
-    page.mend()
+    page.mend(NOW)
     assert not again().own("rollout")
 
 
@@ -159,21 +159,20 @@ def test_garbage_in_the_rivals_word_stops_lending_until_it_is_mended(
     page.publish("serving", FACTS)
     os.pwrite(page._fd, struct.pack("<d", garbage), RIVAL)
     assert page.lending(NOW) is None
-    page.mend()
+    page.mend(NOW)
     assert page.lending(NOW) is not None
 
 
 def test_a_rivals_word_that_is_cut_off_counts_as_one(page: Page) -> None:
     os.truncate(page.path, RIVAL + 3)
     assert page.rival(NOW)
-    page.mend()
+    page.mend(NOW)
     assert not page.rival(NOW)
 
 
-def test_mending_leaves_a_rival_that_is_here(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rose.executor.page.time.monotonic", lambda: NOW)
+def test_mending_leaves_a_rival_that_is_here(page: Page) -> None:
     page.intrude(NOW)
-    assert page.mend() is False
+    assert page.mend(NOW) is False
     assert page.rival(NOW)
 
 

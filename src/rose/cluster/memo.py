@@ -2,8 +2,9 @@
 offer a device that its owner has taken back.
 
 The memo lies beside the page and goes with it. That a device was taken back has a file of its own
-in the log folder, which also outlives a clean stop and a reboot. Nothing waits for either: an order
-stands on the page first, and what could not be written (a full disk) is tried again.
+in the log folder, which also outlives a clean stop and a reboot. It is there from the start under
+another name, because a file can be renamed on a full disk. Nothing waits for memo or file: an order
+stands on the page first, and what could not be written is tried again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from rose.cluster.engine import Engine
 
 log = logging.getLogger("rose.node")
 
-SAYS = "This device was taken back. Its node does not lend it until POST /activate.\n"
+SAYS = """The name of this file says whether the owner of the device has taken it back.
+A device that was taken back is not lent until POST /activate.
+"""
 
 
 class Memo:
@@ -33,6 +36,7 @@ class Memo:
         """`again` makes an engine of what is known of it."""
         self.path = path
         self._taken_back = taken_back
+        self._not_taken_back = taken_back.with_name(f"not-{taken_back.name}")
         self._again = again or _engine
         self.taken_back = False
         """As the node before this one left it."""
@@ -65,14 +69,17 @@ class Memo:
         self._mark(was_unwritten, offered=offered)
 
     def _mark(self, was_unwritten: bool, *, offered: bool) -> None:
+        now, before = self._taken_back, self._not_taken_back
+        if offered:
+            now, before = before, now
         try:
-            if offered:
-                self._taken_back.unlink(missing_ok=True)
-            elif not self._taken_back.exists():
-                self._taken_back.parent.mkdir(parents=True, exist_ok=True)
-                self._taken_back.write_text(SAYS)
+            if before.exists():
+                before.replace(now)
+            elif not now.exists():
+                now.parent.mkdir(parents=True, exist_ok=True)
+                now.write_text(SAYS)
         except OSError as error:
-            self._failed(was_unwritten, self._taken_back, error)
+            self._failed(was_unwritten, now, error)
 
     def _failed(self, before: bool, path: Path, error: OSError) -> None:
         if not before:
@@ -101,6 +108,7 @@ class Memo:
     def forget(self) -> None:
         """The engines are gone; that the device was taken back is not forgotten."""
         self.path.unlink(missing_ok=True)
+        self._not_taken_back.unlink(missing_ok=True)
 
 
 def _engine(role: str, known: Any) -> Engine:

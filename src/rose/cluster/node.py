@@ -426,7 +426,7 @@ class Node:
                     log.exception("%s failed; going on", duty.__name__.strip("_"))
 
     async def _mend(self) -> None:
-        if self.page.mend():
+        if self.page.mend(self.clock()):
             log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
         if self._memo.unwritten:
             self._remember()

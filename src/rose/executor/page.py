@@ -230,14 +230,14 @@ class Page:
             return False
         return True
 
-    def mend(self) -> bool:
+    def mend(self, now: float) -> bool:
         """Write the header again if something damaged it; True when it did.
 
         The sections heal with their writers' next word. Nobody else writes the header, and without
         it no restarted engine or node could attach again.
         """
         header = _header(self.kv_total, self.device)
-        if not self._intruded() <= time.monotonic():
+        if not self._intruded() <= now:
             self.intrude(0.0)  # no time at all, or one that has not come: garbage
         size = os.fstat(self._fd).st_size
         if size >= SIZE and os.pread(self._fd, len(header), 0) == header:

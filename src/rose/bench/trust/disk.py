@@ -10,7 +10,7 @@ class Disk:
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
         self.full: set[str] = set()
-        """Folders (first parts of a name) on which nothing can be written."""
+        """Folders (first parts of a name) on which nothing can be written; names can be changed."""
 
     def path(self, name: str) -> DiskPath:
         return DiskPath(self, name)
@@ -31,6 +31,13 @@ class DiskPath:
     @property
     def parent(self) -> DiskPath:
         return DiskPath(self._disk, self._name.rpartition("/")[0])
+
+    @property
+    def name(self) -> str:
+        return self._name.rpartition("/")[2]
+
+    def with_name(self, name: str) -> DiskPath:
+        return DiskPath(self._disk, self._name.removesuffix(self.name) + name)
 
     def with_suffix(self, suffix: str) -> DiskPath:
         return DiskPath(self._disk, self._name.partition(".")[0] + suffix)

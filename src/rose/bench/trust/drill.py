@@ -178,15 +178,19 @@ async def _disk_full(drill: Drill) -> None:
     memo = rig.page_path.with_suffix(f".{rig.node.pid}")
     mark = rig.logs / "taken-back-cpu0"
     memo.symlink_to("/dev/full")  # every write to it finds the disk full
-    mark.unlink(missing_ok=True)
-    mark.symlink_to("/dev/full/no-such-folder")
+    (mark / "in the way").mkdir(parents=True)  # nor can any file get its name
     try:
         await drill.take_back("full disk and shared memory")
     finally:
-        mark.unlink(missing_ok=True)
+        (mark / "in the way").rmdir()
+        mark.rmdir()
         memo.unlink(missing_ok=True)
     if (await rig.status())["offered"]:
         drill.report.broken.append("full disk: the device is still offered")
+    try:
+        await rig.until(mark.is_file, "full disk: it is recorded when there is room", 5.0)
+    except DrillError as error:
+        drill.report.broken.append(str(error))
 
 
 async def _no_descriptors(drill: Drill) -> None:

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import random
 import tempfile
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -308,6 +308,15 @@ async def reboot(history: History) -> None:
     await device.start_node()
 
 
+async def reboot_while_the_disk_is_full(history: History) -> None:
+    disk = history.device.disk
+    disk.full.add("disk")
+    await history.take_back()
+    await reboot(history)
+    await asyncio.sleep(2.0)
+    disk.full.clear()
+
+
 async def kill_serving(history: History) -> None:
     device = history.device
     await _kill(history, "serving")
@@ -358,7 +367,9 @@ async def disk_full(history: History) -> None:
 async def no_descriptors(history: History) -> None:
     device = history.device
     processes = device.table.living
-    chosen = history.rng.sample(processes, history.rng.randint(1, max(1, len(processes))))
+    chosen = history.rng.sample(
+        processes, history.rng.randint(min(1, len(processes)), len(processes))
+    )
     for process in chosen:
         process.no_descriptors = True
     others: list[Fault] = [kill_serving, kill_rollout, kill_rollout, restart_node]
@@ -432,6 +443,7 @@ FAULT: dict[str, Fault] = {
         kill_node_and_stop_rollout,
         kill_node_while_it_takes_back,
         reboot,
+        reboot_while_the_disk_is_full,
         kill_serving,
         serving_as_stock,
         rolling_restart,
@@ -449,17 +461,35 @@ FAULT: dict[str, Fault] = {
 }
 
 
+@contextmanager
+def _unheard(*names: str) -> Iterator[None]:
+    """Nobody reads what simulated processes log."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def run(seed: int) -> Outcome:
     """The same seed is the same history."""
-    logging.getLogger("rose.node").setLevel(logging.CRITICAL + 1)
-    logging.getLogger("vllm.rose").setLevel(logging.CRITICAL + 1)
     loop = VirtualLoop()
     loop.set_exception_handler(lambda *_: None)
-    with tempfile.TemporaryDirectory(prefix="rose-trust-") as folder:
+    with (
+        _unheard("rose.node", "vllm.rose"),
+        tempfile.TemporaryDirectory(prefix="rose-trust-") as folder,
+    ):
         device = Device(loop, random.Random(seed), Path(folder))
         history = History(device)
+        faults: tuple[str, ...] = ()
         try:
             faults = loop.run_until_complete(history.live())
+        except Exception as error:
+            device.promises.break_("the history goes on", repr(error))
         finally:
             loop.run_until_complete(history.end())
             loop.close()

@@ -67,7 +67,11 @@ HOLES: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "S4 a clean restart forgets that the device was taken back": (
-        Edit(Memo, "_mark", "elif not self._taken_back.exists():", "elif False:"),
+        Edit(Memo, "_mark", "if before.exists():", "if False:"),
+        Edit(Memo, "_mark", "elif not now.exists():", "elif False:"),
+    ),
+    "S4 to remember that the device was taken back needs room on the disk": (
+        Edit(Memo, "_mark", "if before.exists():", "if before.exists() and offered:"),
     ),
     "S5 a need that cannot be read is none": (
         Edit(

@@ -90,7 +90,8 @@ class Engines(NamedTuple):
 
 
 def executor(path: Path, say: Say = quiet) -> list[Compared]:
-    """Every scenario and mode of a result of `rose bench executor`."""
+    """Every scenario and mode of a result of `rose bench executor`, but those whose requests follow
+    from each other (their names say no load): the simulation knows requests by their lengths."""
     result = load(path, "executor")
     return checked(path, lambda: _play(result, say))
 
@@ -99,7 +100,7 @@ def _play(result: dict[str, Any], say: Say) -> list[Compared]:
     bench = _Bench(result["settings"])
     found: list[Compared] = []
     for name, part in result["modes"].items():
-        if "modes" not in part:
+        if "modes" not in part or not name.rpartition("_")[2].isdigit():
             continue
 
         def play(mode: str, slower: Slower, name: str = name, part: Any = part) -> list[Seen]:
