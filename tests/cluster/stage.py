@@ -184,7 +184,7 @@ class Stage:
         monkeypatch.setattr("rose.cluster.node.profiles.ensure", ensure)
         monkeypatch.setattr("rose.cluster.node.check_fits", lambda _: None)
         monkeypatch.setattr("rose.cluster.node.Engine.start", start)
-        monkeypatch.setattr("rose.cluster.node.RESTART_S", 0.0)
+        monkeypatch.setattr("rose.cluster.restarts.FIRST_PAUSE_S", 0.0)
         monkeypatch.setattr("rose.cluster.node.SUPERVISE_S", 0.02)
         monkeypatch.setattr("rose.executor.page.Kernel", lambda: self.host)
         monkeypatch.setattr(Node, "_first_steps", first_steps)

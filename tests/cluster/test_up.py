@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from rose.claims import claim
 from rose.cli import app
-from rose.cluster import cluster_config, launcher, up
+from rose.cluster import cluster_config, launcher, restarts, up
 from rose.cluster.cluster_config import LOCK, ClusterConfig, check, parse, settle
 from rose.cluster.config import ConfigError, NodeConfig, load
 from rose.cluster.launcher import Child, Local, Process
@@ -317,14 +317,6 @@ def test_examples(name: str, tmp_path: Path) -> None:
 # ---- how it is kept running
 
 
-def test_pauses_double_until_a_process_has_lived() -> None:
-    pauses = [0.0]
-    for _ in range(7):
-        pauses.append(up.next_pause(pauses[-1], lived_s=1.0))
-    assert pauses[1:] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert up.next_pause(30.0, lived_s=up.CALM_S) == 1.0
-
-
 LISTEN = """
 import socket, sys, time
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
@@ -373,7 +365,7 @@ async def until(true: Callable[[], Any]) -> None:
 
 
 def test_what_dies_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(up, "FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.1)
     said: list[str] = []
     local = Recorded(tmp_path / "logs")
 

@@ -225,6 +225,19 @@ def test_a_half_that_a_stopped_engine_left_torn_hides_nobody(
     assert set(scene.processes.killed) == {ROLLOUT}
 
 
+def test_a_stopped_engine_that_the_page_names_no_more_is_killed(scene: Scene) -> None:
+    """With the node dead, nobody else writes a page again that was cut off."""
+    blocks = Blocks(TOTAL, usable=TOTAL)
+    serving = Lender(scene.page, blocks, 0.2, threading.Lock(), slice_bytes=TOTAL, owns=True)
+    scene.looks(lambda now: serving.defend(now, lambda _: None), 1.0)
+    freeze(scene)
+    os.truncate(scene.page.path, 0)
+    assert scene.page.rollout_writer() is None
+    for look in range(30):
+        serving.defend(scene.now + look / 10, lambda _: None)
+    assert set(scene.processes.killed) == {ROLLOUT}
+
+
 # ---- with real processes
 
 

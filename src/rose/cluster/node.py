@@ -30,6 +30,7 @@ from rose.cluster.custody import (
 )
 from rose.cluster.engine import Engine, attached, free_port
 from rose.cluster.memo import Memo
+from rose.cluster.restarts import next_pause
 from rose.executor import priority
 from rose.executor.admission import RULES
 from rose.executor.facts import LeaseState, RolloutFacts
@@ -50,8 +51,6 @@ ATTACH_S = 3.0
 """An attached engine is looked for so long: after a rolling restart it is seen a second later."""
 HAND_OVER_S = 0.5
 """After that serving has its memory: it hears of it within milliseconds, if it is there."""
-RESTART_S = 2.0
-"""Pause before a dead engine is started again, doubled each time up to a minute."""
 
 
 class Node:
@@ -79,7 +78,8 @@ class Node:
         self._started = False
         self._blind = False
         """Serving is not seen, and that was said."""
-        self._pause = {"serving": RESTART_S, "rollout": RESTART_S}
+        self._pauses = {"serving": 0.0, "rollout": 0.0}
+        self._engine_began = dict.fromkeys(self._pauses, self.clock())
         self._reviving: set[str] = set()
         self._lock = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
@@ -471,8 +471,9 @@ class Node:
         """Start a dead engine again, beside the watch over the other one."""
         self.ready = False
         try:
-            await asyncio.sleep(self._pause[role])
-            self._pause[role] = min(60.0, 2 * self._pause[role])
+            lived_s = self.clock() - self._engine_began[role]
+            self._pauses[role] = next_pause(self._pauses[role], lived_s)
+            await asyncio.sleep(self._pauses[role])
             await self._restart(role, dead)
         except Exception:
             log.exception("restart failed; trying again", extra={"facts": {"role": role}})
@@ -486,6 +487,7 @@ class Node:
             self.custody.engine_started()
             self._publish()
         fresh = self._start(role, port)
+        self._engine_began[role] = self.clock()
         setattr(self, role, fresh)
         self.restarts[role] += 1
         self._remember()
@@ -500,10 +502,10 @@ class Node:
     async def _kill_rollout(self, why: str) -> None:
         """Its core first, which holds the memory; then all that belongs to it."""
         log.error("killing the rollout engine", extra={"facts": {"why": why}})
-        self._suspicion = Suspicion()
+        self._suspicion.start_anew()
         self.kills += 1
-        core, writer = self.core("rollout"), self.page.rollout_writer()
-        if writer is not None:
+        core = self.core("rollout")
+        for writer in {self.page.rollout_writer(), self._suspicion.suspect} - {None}:
             self.page.processes.kill(writer)
         if self.rollout is None:
             return

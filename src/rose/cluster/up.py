@@ -27,24 +27,15 @@ from rose.cluster.cluster_config import LOCK, ClusterConfig, NodeSection, check,
 from rose.cluster.config import ConfigError
 from rose.cluster.launcher import Handle, Launcher, Local, Process
 from rose.cluster.processes import node_file, node_toml, processes
+from rose.cluster.restarts import next_pause
 from rose.scheduler.cli import SECRET
 
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 30.0
-CALM_S = 60.0
-"""A process that lived this long did not die of how it was started."""
 LOOK_S = 0.2
 ANSWER_S = 5.0
 """A node asks its engines before it answers."""
 USER_ERROR = 2
 
 Say = Callable[[str], None]
-
-
-def next_pause(last_s: float, lived_s: float) -> float:
-    """Before a process is started again; `last_s` is 0 before its first end."""
-    if not last_s or lived_s >= CALM_S:
-        return FIRST_PAUSE_S
-    return min(MOST_PAUSE_S, 2 * last_s)
 
 
 class Supervisor:

@@ -99,11 +99,10 @@ class Lender:
 
     def defend(self, now: float, said: Callable[[str], None]) -> None:
         """Take memory back from a rollout engine that does not let go."""
-        why = self._suspicion.stuck(self._page, now)
-        writer = self._page.rollout_writer()
-        if why is None or writer is None:
+        why, suspect = self._suspicion.stuck(self._page, now), self._suspicion.suspect
+        if why is None or suspect is None:
             return
         said(why)
-        self._suspicion = Suspicion(PATIENCE)
+        self._suspicion.start_anew()
         self.killed += 1
-        self._page.processes.kill(writer)
+        self._page.processes.kill(suspect)

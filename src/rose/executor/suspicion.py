@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rose.executor.facts import LeaseState
 from rose.executor.page import Page
+from rose.executor.processes import Writer
 
 STOPPED_S = 1.5
 """A rollout process that stays stopped (SIGSTOP) this long is killed: it sits on memory."""
@@ -25,12 +26,17 @@ class Suspicion:
     def __init__(self, patience: float = 1.0) -> None:
         self._patience = patience
         self._since: dict[str, float] = {}
+        self.suspect: Writer | None = None
+        """The rollout engine, also when the page does not name it any more: its section stays its
+        own for as long as it lives."""
 
     def stuck(self, page: Page, now: float, *, dedicated: bool = False) -> str | None:
         """Why the rollout engine has to be killed, if it has to. What cannot be read holds memory:
         an engine that is well writes its half again."""
-        writer, rollout = page.rollout_writer(), page.rollout()
-        if writer is None or not page.processes.alive(writer):
+        if self.suspect is None or not page.processes.alive(self.suspect):
+            self.suspect = page.rollout_writer()
+        suspect, rollout = self.suspect, page.rollout()
+        if suspect is None or not page.processes.alive(suspect):
             return None
         holds = rollout is None or rollout.facts.kv_claim > 0
         orders = page.node()
@@ -42,7 +48,7 @@ class Suspicion:
         found = [
             why
             for why, wrong, limit_s in (
-                ("its process is stopped", page.processes.stopped(writer), STOPPED_S),
+                ("its process is stopped", page.processes.stopped(suspect), STOPPED_S),
                 ("it holds memory that serving needs", starved(page), PRESSURE_S),
                 ("it did not carry out a revocation", ordered_off and holds, DISOBEYED_S),
                 ("it holds memory beside a serving engine unseen", unseen and holds, UNSEEN_S),
@@ -50,6 +56,10 @@ class Suspicion:
             if self._lasting(why, wrong, limit_s * self._patience, now)
         ]
         return found[0] if found else None
+
+    def start_anew(self) -> None:
+        """Something was done about it: all patience begins again."""
+        self._since.clear()
 
     def _lasting(self, what: str, wrong: bool, limit_s: float, now: float) -> bool:
         if not wrong:

@@ -111,6 +111,8 @@ class Device:
 
     def damage(self, how: str) -> None:
         """Somebody writes into the page, or cuts it off."""
+        if not self.path.exists():
+            return
         with self.path.open("r+b") as file:
             if how == "cut":
                 file.truncate(0)

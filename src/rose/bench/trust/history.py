@@ -21,6 +21,7 @@ from rose.bench.trust.promises import CALM_S
 from rose.bench.trust.virtual import VirtualLoop
 from rose.cluster.config import ConfigError
 from rose.cluster.custody import TakenBack
+from rose.cluster.restarts import MOST_PAUSE_S
 from rose.executor.page import PageError
 
 LASTS_S = 14.0
@@ -89,6 +90,8 @@ class History:
             node = self.device.node
             if node is not None and node.process.alive and node.failure is not None:
                 node.process.kill()
+                if self.calm and "already has a serving engine" in str(node.failure):
+                    await _kill(self, "serving")  # as the node's sentence says
                 await self.device.start_node()
             if self.calm and self.device.attached:
                 for process in [p for p in self.device.table.living if p.name == "serving"][1:]:
@@ -176,6 +179,8 @@ class History:
         device.wants = False
         self.begin(self._repair())
         await asyncio.sleep(CALM_S)
+        if device.node is None or not device.node.ready:
+            await asyncio.sleep(MOST_PAUSE_S)  # before the next try
         was_taken_back = device.taken_back
         node = device.node
         if node is None or not node.ready:

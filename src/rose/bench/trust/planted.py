@@ -91,7 +91,7 @@ HOLES: dict[str, tuple[Edit, ...]] = {
     ),
     "S7 two rollout engines may start": (Edit(page.Page, "own", "return False", "return True"),),
     "S8 nobody but the node takes memory back": (
-        Edit(lender.Lender, "defend", "if why is None or writer is None:", "if True:"),
+        Edit(lender.Lender, "defend", "if why is None or suspect is None:", "if True:"),
     ),
     "S9 a window outlives the request that came": (
         Edit(
