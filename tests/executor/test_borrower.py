@@ -17,7 +17,7 @@ from rose.executor.admission import RULES
 from rose.executor.borrower import NODE_GRACE_S, Borrower, terms_of
 from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFacts
 from rose.executor.memory import POLICIES, UNSEEN_S, MemoryTerms
-from rose.executor.page import SECTION, Page
+from rose.executor.page import SECTION, Page, PageError
 from rose.executor.processes import Writer
 
 TOTAL = 100
@@ -377,3 +377,14 @@ def test_whatever_happens_a_claim_covers_what_is_held(acts: list[tuple[str, int]
             assert scene.border.claim <= scene.blocks.used
     scene.page.close()
     os.close(descriptor)
+
+
+def test_an_abandoned_engine_mends_the_page_for_the_next_node(scene: Scene) -> None:
+    scene.active()
+    os.pwrite(scene.page._fd, b"not a rose page", 0)
+    scene.look()
+    with pytest.raises(PageError, match="not a rose control page"):
+        Page.open(scene.page.path)
+    scene.clock.now += NODE_GRACE_S + 0.001
+    scene.look()
+    Page.open(scene.page.path).close()

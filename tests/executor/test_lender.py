@@ -18,7 +18,7 @@ from rose.executor import processes
 from rose.executor.facts import RolloutFacts
 from rose.executor.lender import Lender
 from rose.executor.memory import may_use
-from rose.executor.page import SECTION, Page
+from rose.executor.page import SECTION, Page, PageError
 from rose.executor.processes import Kernel, Writer
 
 TOTAL = 100
@@ -226,3 +226,11 @@ def test_the_two_never_hold_more_than_the_device_has_whatever_happens_to_the_pag
     for page in (scene.page, scene.rollout):
         page.close()
     os.close(descriptor)
+
+
+def test_serving_mends_a_damaged_page_of_which_no_node_takes_care(scene: Scene) -> None:
+    os.pwrite(scene.page._fd, b"not a rose page", 0)
+    with pytest.raises(PageError, match="not a rose control page"):
+        scene.open(ANOTHER)
+    scene.lender.look(1000.0, lambda _: None, lambda _: None)
+    scene.open(ANOTHER).close()

@@ -178,7 +178,9 @@ def _follows(world: World, look: Look) -> World:
     written = NOW if look == Look.ORDERS else NOW - borrower.NODE_GRACE_S - 1.0
     reading = SimpleNamespace(facts=orders(world, written))
     sheet: Any = SimpleNamespace(
-        node=lambda: None if look == Look.NOTHING else reading, ring=lambda _: None
+        node=lambda: None if look == Look.NOTHING else reading,
+        ring=lambda _: None,
+        mend=lambda _: False,
     )
     parking: Any = SimpleNamespace(usable=int(world.memory), set_usable=lambda _: None)
     terms = memory.MemoryTerms(2)

@@ -366,11 +366,12 @@ class Node:
     async def _hand_over(self) -> None:
         """Serving hears of its memory a moment after it is back."""
         deadline = self.clock() + HAND_OVER_S
-        while self.clock() < deadline:
+        while self.config.serving is not None and self.clock() < deadline:
             reading = self.page.serving()
-            if reading is None or not reading.facts.fresh(self.clock()):
-                return
-            if has_memory_back(reading.facts, self.page.kv_total):
+            if reading is not None and (
+                not self.page.processes.alive(reading.writer)
+                or has_memory_back(reading.facts, self.page.kv_total)
+            ):
                 return
             await asyncio.sleep(0.002)
 
@@ -505,7 +506,7 @@ class Node:
         self._suspicion.start_anew()
         self.kills += 1
         core = self.core("rollout")
-        for writer in {self.page.rollout_writer(), self._suspicion.suspect} - {None}:
+        for writer in filter(None, {self.page.rollout_writer(), self._suspicion.suspect}):
             self.page.processes.kill(writer)
         if self.rollout is None:
             return

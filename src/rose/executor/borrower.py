@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from rose.executor import lifecycle, memory
@@ -62,6 +63,9 @@ class Borrower:
             self.terms = terms_of(orders)
             self._memory = replace(self._memory, policy=memory.POLICIES[orders.memory_policy])
         abandoned = now - self._ordered_at > NODE_GRACE_S
+        if abandoned:
+            with suppress(OSError):  # no node does it, and the next one must be able to start
+                self._page.mend(now)
         state = lifecycle.follow(
             self.state,
             LeaseState.DORMANT if abandoned else self._ordered,

@@ -8,6 +8,7 @@ the engine hangs), the lender kills the engine that holds it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -16,6 +17,8 @@ from rose.executor.memory import serving_quota
 from rose.executor.page import Page
 from rose.executor.processes import Writer
 from rose.executor.suspicion import Suspicion
+
+logger = logging.getLogger("vllm.rose")
 
 PATIENCE = 1.2
 """Of the node's: where there is one, it is first."""
@@ -59,6 +62,8 @@ class Lender:
         news = self.respect(force=self.handing_over)
         self.stand(now)
         if self.owns:
+            if self._page.mend(now):  # the node does so too, if there is one
+                logger.error("rose: the page was damaged")
             self.defend(now, said)
             publish(news)
 

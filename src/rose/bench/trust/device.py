@@ -148,7 +148,7 @@ class Device:
         before = self.rollout
         try:
             made = SimRollout(self, process)
-        except RuntimeError:
+        except (RuntimeError, PageError):
             self.rollout = before
             return None
 

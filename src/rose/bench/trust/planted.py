@@ -108,7 +108,7 @@ HOLES: dict[str, tuple[Edit, ...]] = {
             "holds = said.kv_claim or said.kv_resident or said.running or said.waiting",
             "holds = said.running or said.waiting",
         ),
-        Edit(Node, "_hand_over", "while self.clock() < deadline:", "while False:"),
+        Edit(Node, "_hand_over", "while self.config.serving is not None and", "while False and"),
     ),
     "S11 an unexpected word ends the report loop": (
         Edit(
