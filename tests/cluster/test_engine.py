@@ -205,3 +205,17 @@ def test_an_engine_that_goes_between_two_looks_is_no_error(
     child.wait()
     monkeypatch.setattr(Engine, "alive", property(lambda _: True))
     assert asyncio.run(engine.stop()) is True
+
+
+def test_one_that_ends_just_as_it_is_looked_at_leaves_no_zombie(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(process: psutil.Process) -> bool:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return sound(process)
+
+    sound = module._runs
+    monkeypatch.setattr(module, "_runs", runs)
+    monkeypatch.setattr(module, "_ends_by_itself", lambda _: False)
+    assert asyncio.run(of(child).stop(gently=False)) is True
+    assert not psutil.pid_exists(child.pid)

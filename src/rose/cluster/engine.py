@@ -198,9 +198,9 @@ class Engine:
         """Those that have not ended after so long."""
         deadline = time.monotonic() + most_s
         while True:
-            if self._process is not None:
-                self._process.poll()  # reaps it
             members = [m for m in members if _runs(m)]
+            if self._process is not None:
+                self._process.poll()  # reaps it, also when it has ended just now
             if not members or time.monotonic() > deadline:
                 return members
             await asyncio.sleep(0.02)
