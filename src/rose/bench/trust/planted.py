@@ -13,7 +13,7 @@ from rose.cluster import node, reporting
 from rose.cluster.custody import Custody
 from rose.cluster.memo import Memo
 from rose.cluster.node import Node
-from rose.executor import aside, borrower, gate, lender, page, processes
+from rose.executor import aside, borrower, gate, lender, page, processes, suspicion
 
 
 class Edit(NamedTuple):
@@ -79,6 +79,12 @@ HOLES: dict[str, tuple[Edit, ...]] = {
             "follow_memory",
             "unseen_s=0.0 if self._dedicated else now - self._seen_at",
             "unseen_s=0.0",
+        ),
+        Edit(
+            suspicion.Suspicion,
+            "stuck",
+            "unseen = not dedicated and page.lending(now) is None",
+            "unseen = False",
         ),
     ),
     "S6 a failure ends the second thread": (
