@@ -167,6 +167,23 @@ def test_what_has_had_no_time_to_come_back_is_presumed_warm_up_to_half() -> None
     assert ghost.warm(NOW + PRESUMED_S + 3.0) == 0
 
 
+def test_what_is_in_use_is_of_the_half_that_is_presumed() -> None:
+    ghost = WorkingSet(10)
+    used_and_left(ghost, "abcde", NOW)
+    ghost.begin(("x", "y"), NOW)
+    assert ghost.warm(NOW) == PRESUMED_SHARE * 10 - 2
+    ghost.end(("x", "y"), ("x", "y"), NOW + 1.0)
+    assert ghost.warm(NOW + 1.0) == PRESUMED_SHARE * 10
+
+
+def test_what_has_come_back_is_kept_whatever_is_in_use() -> None:
+    ghost = WorkingSet(10)
+    for name in "abcd":
+        come_back(ghost, 100.0, name)
+    ghost.begin(tuple("uvwxyz"), NOW + 100.0)
+    assert ghost.warm(NOW + 101.0) == 4
+
+
 def test_what_comes_back_is_kept_for_as_long_as_it_usually_takes() -> None:
     ghost = WorkingSet(10, loss=0.0)
     for name in "abcdefgh":

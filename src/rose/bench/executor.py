@@ -51,6 +51,9 @@ QUICK_S = 40.0
 QUICK_LONGEST_S = 48.0
 QUICK_REQUESTS = 120.0
 """A window of a quick run ends when so many are expected, on devices that are fast enough."""
+QUICK_CALIBRATION = 2.0
+"""Windows that a quick run's calibration lasts: the P99 of one window's requests is the worst of
+them, and a burst more or less decides on it."""
 QUICK_ALONE_S = 25.0
 QUICK_ORDERS = 6
 PROBE_RATES = {
@@ -176,6 +179,11 @@ class Settings:
     def rounds(self) -> int:
         return 1 if self.quick else self.repeats
 
+    @property
+    def calibrated(self) -> float:
+        """Windows of calibration: as many as a mode has."""
+        return QUICK_CALIBRATION if self.only_orders else self.rounds
+
     def by_memory(self) -> dict[float, list[Scenario]]:
         """Scenarios that can have the same engines, by GiB of KV."""
         groups: dict[float, list[Scenario]] = {} if self.only_orders else {self.kv_gb: []}
@@ -277,7 +285,7 @@ async def _scenario(
     node.promise(FIRST_SLO)
     users = scenario.users(scenario.load / service, _kv_tokens(node, settings))
     window = settings.window(scenario, users.rate)
-    as_long = window * settings.rounds  # a P99 of as many requests
+    as_long = window * settings.calibrated  # a P99 of as many requests
     calibration = await run_mode(node, MODES["serving_alone"], users, as_long, FIRST_SLO, seed=100)
     slo = slo_from(calibration)
     node.promise(slo)

@@ -90,6 +90,9 @@ SPEND = 0.1
 it at once buys whatever comes first; much less leaves budget unspent."""
 PATIENCE = 20.0
 """Steps with all turns that serving must have been busy for, before its requests' slack is lent."""
+BURST = 4.0
+"""TTFT promises that it must have been busy for, too: a burst makes a queue, and is over by then.
+What is lent of a queue is paid by all who come behind it."""
 HALVINGS = 6
 """Of the time beyond the safe step, to find the longest one that the allowance covers."""
 NEW = (
@@ -257,7 +260,8 @@ def _rose(q: Question) -> Window:
     if q.terms.error_budget > 0 and facts.arrival_rate > 0:
         safe = 0.0 if facts.guarded else safe
         longer = _longest(q, room, safe)
-    if facts.busy and (longer < q.worth_s or q.busy_s < PATIENCE * q.worth_s):
+    patience_s = max(PATIENCE * q.worth_s, BURST * facts.ttft_s)
+    if facts.busy and (longer < q.worth_s or q.busy_s < patience_s):
         return shut(binding)
     return Window(longer, until, facts.busy, binding, safe, partial(_risk, facts, room, q.likely))
 

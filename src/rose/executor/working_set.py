@@ -7,8 +7,9 @@ had not been in use until it came back; `patience` is the age below which all bu
 recent hits fell. Blocks younger than that are *warm*: taking them would lose hits.
 
 What has not had time to come back says nothing. Blocks younger than `PRESUMED_S` count as warm too,
-up to `PRESUMED_SHARE` of the cache, so that the second burst of a kind finds the first one's
-prefixes. What is older, and older than anything that usually comes back, is cold.
+as long as they and the blocks in use are within `PRESUMED_SHARE` of the cache, so that the second
+burst of a kind finds the first one's prefixes. What is older, and older than anything that usually
+comes back, is cold.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class WorkingSet:
             presumed += blocks if second + 1 > presumed_from else 0
         if not self._hits:
             proven = 0
-        return max(proven, min(presumed, int(PRESUMED_SHARE * self._capacity)))
+        unproven = max(0, int(PRESUMED_SHARE * self._capacity) - len(self._used))
+        return max(proven, min(presumed, unproven))
 
     def _hit(self, age: float) -> None:
         bucket = int(PER_DOUBLING * math.log2(max(1.0, age / SHORTEST_S)))
