@@ -18,6 +18,12 @@ def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"} if secret else {}
 
 
+def tcp_socket() -> socket.socket:
+    """A socket to listen with that names its protocol: asyncio sends at once on those alone. Else
+    the end of an answer waits for the other side's acknowledgement, 40 ms at worst (Nagle)."""
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+
+
 def free_ports(count: int) -> list[int]:
     """Of the loopback, all different; whoever is quick may still take one."""
     sockets = [socket.socket() for _ in range(count)]

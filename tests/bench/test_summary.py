@@ -91,8 +91,11 @@ def test_a_mode_that_finds_nothing_is_told_as_nothing() -> None:
     assert found["prefix_hit_points_lost"] == pytest.approx(60.0)
 
 
-def test_without_hits_there_are_no_keys_about_them() -> None:
-    assert not [key for key in ratios({"pressure": part(UNSHARED)}) if "prefix" in key]
+def test_where_hardly_anything_is_found_points_count_and_no_ratio_of_rates() -> None:
+    found = ratios({"pressure": part(UNSHARED)})
+    assert found["prefix_hits_vs_alone"] == pytest.approx(0.98)
+    assert found["serving_again_prefix_hits_vs_alone"] == 1.0
+    assert found["prefix_hit_points_lost"] == pytest.approx(2.0)
 
 
 def test_the_usual_keys_are_there_for_every_scenario() -> None:

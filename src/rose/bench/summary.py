@@ -16,7 +16,7 @@ SLO_FACTOR = 1.5
 AGAIN = "serving_again"
 """Serving alone a second time: how much two measurements of the same thing differ."""
 NOTICED = 0.1
-"""Of prompt tokens: below such a hit rate a cache does not matter, and its ratio is noise."""
+"""Of prompt tokens: below such a hit rate a ratio of rates is noise; their difference counts."""
 
 
 def slo_from(calibration: Run) -> Slo:
@@ -203,15 +203,15 @@ def ratios(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prefix_ratios(scenarios: dict[str, Any]) -> dict[str, float]:
-    """What of serving's prefix hits is left, where it has noticeably many when alone."""
+    """What of serving's prefix hits is left; nothing where a mode or its hits were not measured."""
     rates = [
         {mode: row["prefix_hit_rate"] for mode, row in part["modes"].items()}
         for part in scenarios.values()
     ]
-    noticed = [one for one in rates if (one["serving_alone"] or 0.0) >= NOTICED]
-    if not noticed:
+    rates = [one for one in rates if one["serving_alone"] is not None]
+    if not rates:
         return {}
-    ratios = {"prefix_hit_rate_alone": max(one["serving_alone"] for one in noticed)}
+    ratios = {"prefix_hit_rate_alone": max(one["serving_alone"] for one in rates)}
     keys = {
         "rose": "prefix_hits_vs_alone",
         "rose_gate": "prefix_hits_vs_alone_gate",
@@ -220,15 +220,20 @@ def _prefix_ratios(scenarios: dict[str, Any]) -> dict[str, float]:
     }
     for mode, key in keys.items():
         if left := [
-            one[mode] / one["serving_alone"] for one in noticed if one.get(mode) is not None
+            _left(one[mode], one["serving_alone"]) for one in rates if one.get(mode) is not None
         ]:
             ratios[key] = min(left)
     lost = [
         100.0 * (one["serving_alone"] - one[mode])
-        for one in noticed
+        for one in rates
         for mode in ("rose", "rose_gate")
         if one.get(mode) is not None
     ]
     if lost:
         ratios["prefix_hit_points_lost"] = max(lost)
     return ratios
+
+
+def _left(rate: float, alone: float) -> float:
+    """Of the prefix hits that serving has alone."""
+    return rate / alone if alone >= NOTICED else 1.0 - (alone - rate)

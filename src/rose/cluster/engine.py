@@ -22,6 +22,7 @@ import psutil
 from rose import models
 from rose.cluster.config import ConfigError, EngineConfig, NodeConfig, ServingConfig
 from rose.executor.processes import Writer, is_alive, process_start
+from rose.net import tcp_socket
 
 READY_S = 180.0
 """An engine that is not healthy after three minutes will not be."""
@@ -248,7 +249,7 @@ def bound(wanted: int, field: str, host: str = "127.0.0.1") -> socket.socket:
 
     A taken port is the user's error.
     """
-    holder = socket.socket()
+    holder = tcp_socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections do not matter
     try:
         holder.bind((host, wanted))

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rose.logs import log_as_json
+from rose.net import tcp_socket
 from rose.scheduler.core import Rules, Scheduler
 from rose.scheduler.fleet import Engine
 from rose.scheduler.frontdoor.app import application
@@ -79,7 +80,7 @@ async def run(settings: Settings) -> None:
     if settings.secret:
         refusal = answer(401, "missing or wrong secret", "UnauthorizedError")
         app = Guard(app, settings.secret, refusal, free=("/health",))  # as with vLLM's own key
-    with socket.socket() as listener:
+    with tcp_socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((settings.host, settings.port))
