@@ -184,6 +184,17 @@ def test_what_has_come_back_is_kept_whatever_is_in_use() -> None:
     assert ghost.warm(NOW + 101.0) == 4
 
 
+def test_a_cache_that_was_emptied_keeps_nothing_and_finds_nothing() -> None:
+    ghost = WorkingSet(10)
+    come_back(ghost, 10.0, "a")
+    ghost.begin(("x",), NOW + 20.0)
+    ghost.empty()
+    assert ghost.warm(NOW + 20.0) == 0
+    assert ghost.begin(("a",), NOW + 21.0) == Hits(1, 0)
+    ghost.end(("x",), ("x",), NOW + 21.0)
+    assert ghost.begin(("x",), NOW + 22.0) == Hits(1, 1)  # it was in use
+
+
 def test_what_comes_back_is_kept_for_as_long_as_it_usually_takes() -> None:
     ghost = WorkingSet(10, loss=0.0)
     for name in "abcdefgh":

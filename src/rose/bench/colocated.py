@@ -35,6 +35,10 @@ STOLEN_S = 0.03
 """A virtual machine's host that takes this much CPU time between two looks disturbs requests."""
 
 
+FORGOTTEN_S = 10.0
+"""Serving counts its warm prefixes several times a second."""
+
+
 @dataclass(frozen=True)
 class Mode:
     name: str
@@ -179,6 +183,8 @@ async def run_mode(
     assert node.serving is not None and node.rollout is not None
     traffic = users.traffic(seconds, seed) if mode.serving else None
     if mode.rollout:
+        if not mode.serving:
+            await dedicate(node)
         await node.activate()
         plan = replace(users.rollouts, seed=seed)
         rolling = asyncio.create_task(
@@ -265,6 +271,19 @@ async def _watch(node: Node, run: Run, stop: asyncio.Event) -> None:
             stolen = getattr(psutil.cpu_times(), "steal", 0.0)  # Linux only
             run.moments.append(Moment(at, serving.facts, rollout.facts, stolen))
         await asyncio.sleep(SAMPLE_S)
+
+
+async def dedicate(node: Node) -> None:
+    """Empty serving's prefix cache: rollouts alone have the memory that a dedicated device has. The
+    engine has to have been started with vLLM's development routes."""
+    assert node.serving is not None
+    async with node.session.post(f"{node.serving.url}/reset_prefix_cache") as answer:
+        answer.raise_for_status()
+    deadline = time.monotonic() + FORGOTTEN_S
+    while (reading := node.page.serving()) is None or reading.facts.kv_warm:
+        if time.monotonic() > deadline:
+            raise RuntimeError("serving still keeps prefixes after its cache was emptied")
+        await asyncio.sleep(0.02)
 
 
 async def settle(node: Node, quiet_s: float = 1.0) -> None:

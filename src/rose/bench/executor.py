@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +49,7 @@ CHAT_MODES = (*BASELINES, "rose", "rose_gate", "idle_gate", "paper_slack")
 """Where serving is hardly ever idle: what is lent is slack or nothing."""
 LONGER = 2.0
 """Windows are longer by this where requests are rare: on a lightly loaded device, or long ones."""
+DEVELOPMENT = "VLLM_SERVER_DEV_MODE"
 QUICK_S = 40.0
 QUICK_LONGEST_S = 48.0
 QUICK_REQUESTS = 120.0
@@ -219,7 +222,7 @@ async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, dict[str, l
     for number, (kv_gb, scenarios) in enumerate(settings.by_memory().items()):
         config = node_config(settings, kv_gb)
         say(f"starting two engines with {settings.model} on {settings.device}, {kv_gb:g} GiB of KV")
-        async with api.running(config) as node:
+        async with _development_routes(), api.running(config) as node:
             psutil.Process().cpu_affinity(list(config.where.host_cores))
             if node.preemption is None:
                 say("sub-step preemption does not work on this host: mode `rose` is the gate alone")
@@ -236,6 +239,21 @@ async def run(settings: Settings, say: Say, keep: Keep) -> dict[str, dict[str, l
                 )
                 keep(_result(settings, found))
     return runs
+
+
+@asynccontextmanager
+async def _development_routes() -> AsyncIterator[None]:
+    """Engines started meanwhile have them: serving's prefix cache can be emptied. All listen on the
+    loopback."""
+    before = os.environ.get(DEVELOPMENT)
+    os.environ[DEVELOPMENT] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[DEVELOPMENT]
+        else:
+            os.environ[DEVELOPMENT] = before
 
 
 async def _device(node: Node, settings: Settings, say: Say) -> dict[str, Any]:

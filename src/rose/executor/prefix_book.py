@@ -58,6 +58,10 @@ class PrefixBook:
         self._recent_found = FADE * self._recent_found + line.found
         self._recent_lost = FADE * self._recent_lost + lost
 
+    def empty(self) -> None:
+        """The engine's prefix cache was emptied; nothing of it was lost to lending."""
+        self.cache.empty()
+
     def names(self) -> list[str]:
         return list(self._open)
 

@@ -87,6 +87,12 @@ class WorkingSet:
                 self._born[int(now)] += 1
         self._evict()
 
+    def empty(self) -> None:
+        """The cache was emptied: what is in nobody's use is gone."""
+        self._idle.clear()
+        self._born.clear()
+        self._counted = (-math.inf, 0)
+
     def patience(self) -> float:
         """Age below which all but `loss` of the recent hits fell; 0 without hits."""
         beyond, allowed = 0, self._loss * self._hits

@@ -130,6 +130,8 @@ class RolloutScheduler(Scheduler):
         done = bool(super().reset_prefix_cache(*args, **kwargs))
         parking.set_usable(usable)
         self.device.guard.leave()
+        if done:
+            self.aside.post((self._book.empty, ()))
         return done
 
     def schedule(self, throttle_prefills: bool = False) -> Any:

@@ -164,6 +164,8 @@ class ServingMixin:
         done = bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
         device.parking.set_usable(usable)
         device.guard.leave()
+        if done:
+            self.aside.post((self._book.empty, ()))
         return done
 
     # ---- aside: facts
