@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -152,7 +152,7 @@ def test_old_habits_fade() -> None:
 # ---- what is worth keeping
 
 
-def used_and_left(ghost: WorkingSet, names: str, now: float) -> None:
+def used_and_left(ghost: WorkingSet, names: Iterable[str], now: float) -> None:
     for name in names:
         ghost.begin((name,), now)
         ghost.end((name,), (name,), now)
@@ -182,6 +182,30 @@ def test_what_has_come_back_is_kept_whatever_is_in_use() -> None:
         come_back(ghost, 100.0, name)
     ghost.begin(tuple("uvwxyz"), NOW + 100.0)
     assert ghost.warm(NOW + 101.0) == 4
+
+
+def test_where_nobody_comes_back_next_to_nothing_is_presumed() -> None:
+    ghost, now = WorkingSet(100), NOW
+    shares = []
+    for number in range(1000):
+        used_and_left(ghost, chr(number + 33), now)
+        now += 0.1
+        if number % 100 == 99:
+            shares.append(ghost.warm(now) / 100)
+    assert shares[0] == PRESUMED_SHARE
+    assert shares[:5] == sorted(shares[:5], reverse=True)
+    assert max(shares[5:]) < 0.1
+
+
+def test_one_burst_that_comes_back_is_believed_again() -> None:
+    ghost, now = WorkingSet(100), NOW
+    for number in range(1000):
+        used_and_left(ghost, chr(number + 33), now)
+    doubted = ghost.warm(now)
+    for _ in range(10):
+        now += 300.0
+        used_and_left(ghost, [chr(number + 33) for number in range(900, 1000)], now)
+    assert ghost.warm(now + 1.0) >= PRESUMED_SHARE * 100 > 5 * doubted
 
 
 def test_a_cache_that_was_emptied_keeps_nothing_and_finds_nothing() -> None:

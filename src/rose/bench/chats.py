@@ -20,7 +20,7 @@ import numpy as np
 from numpy.random import Generator
 
 from rose.bench.arrivals import LogNormal, poisson
-from rose.bench.pressure import DEEP
+from rose.bench.pressure import MODEST
 from rose.bench.rollouts import RolloutPlan
 from rose.bench.traffic import Sent, Traffic, tokens, traffic
 
@@ -44,7 +44,7 @@ class Chats:
     pause: float = 0.2
     """Share of the mean time between two turns that nobody falls below; the rest is exponential."""
     lead_s: float = 8.0
-    rollouts: RolloutPlan = DEEP
+    rollouts: RolloutPlan = MODEST
     warm_s: float = 12.0
 
     @property

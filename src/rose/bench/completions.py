@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rose.bench.arrivals import LogNormal, bursty
-from rose.bench.pressure import DEEP
+from rose.bench.pressure import MODEST
 from rose.bench.rollouts import RolloutPlan
 from rose.bench.traffic import Sent, Traffic, tokens, traffic
 
@@ -32,7 +32,7 @@ class Completions:
     """Of a prompt that comes back, least and most: nobody types faster."""
     typed: LogNormal = field(default=LogNormal(8, 0.5, 32))
     """Tokens since that prompt."""
-    rollouts: RolloutPlan = DEEP
+    rollouts: RolloutPlan = MODEST
     warm_s: float = 12.0
 
     def traffic(self, seconds: float, seed: int) -> Traffic:

@@ -35,8 +35,9 @@ HUNGRY = replace(
     think_s=0.0,
 )
 """Rollouts whose contexts fill most of the KV memory."""
-DEEP = replace(HUNGRY, prompt_tokens=LogNormal(288, 0.2, 400))
-"""The same for twice the memory."""
+MODEST = replace(HUNGRY, prompt_tokens=LogNormal(96, 0.2, 160), turn_tokens=LogNormal(48, 0.4, 96))
+"""Rollouts that need a quarter of twice the memory: what serving and its users' prefixes leave. They
+would take more of it if they could, and serving's prefixes with it."""
 
 
 async def measure(node: Node, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:

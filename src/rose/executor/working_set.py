@@ -8,8 +8,9 @@ recent hits fell. Blocks younger than that are *warm*: taking them would lose hi
 
 What has not had time to come back says nothing. Blocks younger than `PRESUMED_S` count as warm too,
 as long as they and the blocks in use are within `PRESUMED_SHARE` of the cache, so that the second
-burst of a kind finds the first one's prefixes. What is older, and older than anything that usually
-comes back, is cold.
+burst of a kind finds the first one's prefixes. Blocks that leave the simulated cache unhit have had
+all the time that they could have: where next to all do, next to nothing is presumed. What is older,
+and older than anything that usually comes back, is cold.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ PRESUMED_S = 600.0
 """Ten minutes: users of chats and editors pause for minutes, seldom for longer."""
 PRESUMED_SHARE = 0.5
 """The other half serves rollouts meanwhile."""
+TRIALS = 8
+"""Caches full of blocks that came back or were evicted, after which both counts are halved."""
 SHORTEST_S = 0.25
 PER_DOUBLING = 4
 BUCKETS = 80
@@ -53,6 +56,8 @@ class WorkingSet:
         self._used: Counter[Hashable] = Counter()
         self._ages = [0] * BUCKETS
         self._hits = 0
+        self._came_back = self._wasted = 0
+        """Blocks that were hit, and that were evicted, since they became idle."""
         self._born: Counter[int] = Counter()
         """Idle blocks by the second in which they became idle."""
         self._counted = (-math.inf, 0)
@@ -67,6 +72,7 @@ class WorkingSet:
             self._hit(0.0 if since is None else now - since)
             found += 1
         for block in blocks:
+            self._came_back += block in self._idle
             self._wake(block)
         self._evict()
         return Hits(len(blocks), found)
@@ -120,8 +126,13 @@ class WorkingSet:
             presumed += blocks if second + 1 > presumed_from else 0
         if not self._hits:
             proven = 0
-        unproven = max(0, int(PRESUMED_SHARE * self._capacity) - len(self._used))
+        unproven = max(0, int(PRESUMED_SHARE * self._trust() * self._capacity) - len(self._used))
         return max(proven, min(presumed, unproven))
+
+    def _trust(self) -> float:
+        """Chance that a block comes back. To begin with, a cache full of them is believed to."""
+        good = self._capacity + self._came_back
+        return good / max(1, good + self._wasted)
 
     def _hit(self, age: float) -> None:
         bucket = int(PER_DOUBLING * math.log2(max(1.0, age / SHORTEST_S)))
@@ -146,3 +157,7 @@ class WorkingSet:
     def _evict(self) -> None:
         while self._idle and len(self._idle) + len(self._used) > self._capacity:
             self._forget(next(iter(self._idle)))
+            self._wasted += 1
+        if self._came_back + self._wasted > TRIALS * self._capacity:
+            self._came_back //= 2
+            self._wasted //= 2
