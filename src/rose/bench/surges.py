@@ -13,7 +13,7 @@ from numpy.random import Generator
 
 from rose.bench.arrivals import LogNormal, poisson
 from rose.bench.colocated import SHORT
-from rose.bench.pressure import HUNGRY
+from rose.bench.pressure import MODEST
 from rose.bench.rollouts import RolloutPlan
 from rose.bench.traffic import Sent, Traffic, tokens, traffic
 
@@ -34,10 +34,10 @@ class Surges:
     prompt: LogNormal = field(default=LogNormal(448, 0.1, 512))
     """Of a surge."""
     base: LogNormal = field(default=LogNormal(16, 0.5, 48))
-    base_per_long: float = 1.2
+    base_per_long: float = 5.0
     """Short requests for each long one: most of the time, but little of the device."""
     output: LogNormal = SHORT
-    rollouts: RolloutPlan = HUNGRY
+    rollouts: RolloutPlan = MODEST
     warm_s: float = 12.0
     """Until rollouts hold most of the KV."""
 

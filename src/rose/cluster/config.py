@@ -67,7 +67,7 @@ class ServingConfig(EngineConfig):
 class RolloutConfig(EngineConfig):
     rule: str = "rose"
     preemption: Literal["auto", "idle", "none"] = "auto"
-    memory_policy: Literal["aimd", "halve_and_freeze"] = "aimd"
+    memory_policy: Literal["trim", "aimd", "halve_and_freeze"] = "trim"
 
     @field_validator("rule")
     @classmethod

@@ -3,9 +3,10 @@
 *Split.* Serving needs `need` bytes now (held by running requests, plus what its queue will take)
 and has `warm` bytes of cached prefixes that its users come back to (`working_set`). `headroom` of
 the device is kept free beyond both. When need has eaten through `WATERMARK` of the headroom,
-rollout's budget is cut: to half, or further if half is not enough. What happens next is the policy:
-`halve_and_freeze` (the paper's) stays there until the next RL step; `aimd` grows back by
-`GROW_SHARE` of the device after each `CALM_S` without pressure. Warm prefixes that eat through it
+rollout's budget is cut, and the policy says how far and for how long. `trim` gives back what makes
+the headroom whole, `aimd` half of the budget, or more if half is not enough; both grow back by
+`GROW_SHARE` of the device after each `CALM_S` without pressure. `halve_and_freeze` (the paper's)
+stays at half until the next RL step. Warm prefixes that eat through it
 are no emergency: the budget gives way to them, and no further. Rollout takes no more than it has a
 use for: its turns and its own warm prefixes, by the same measure. What neither has a use for stays
 with serving. A dormant engine's budget is 0, and so is that of an engine beside a serving engine
@@ -36,14 +37,14 @@ UNSEEN_S = 1.0
 """Two facts periods: a thread that comes late on a busy host costs no turns."""
 SURPLUS_SHARE = 1 / 8
 """Share of the device beyond its use that rollout gives back: less is not worth a hand-over."""
-POLICIES = ("aimd", "halve_and_freeze")
+POLICIES = ("trim", "aimd", "halve_and_freeze")
 
 
 @dataclass(frozen=True)
 class MemoryTerms:
     total: int
     headroom: float = 0.2
-    policy: str = "aimd"
+    policy: str = "trim"
     rollout_max: int = 0
     """Virtual size of the rollout engine's KV cache; a budget above it is useless."""
 
@@ -98,7 +99,8 @@ def decide(budget: Budget, demand: Demand, terms: MemoryTerms, now: float) -> Bu
     most, low = ceiling(demand, terms), low_water(terms.total, terms.headroom)
     left_for_serving = terms.total - budget.bytes - demand.serving_need
     if budget.bytes > 0 and left_for_serving < low:
-        return Budget(min(budget.bytes // 2, most), now, demand.rl_step)
+        cut = budget.bytes if terms.policy == "trim" else budget.bytes // 2
+        return Budget(min(cut, most), now, demand.rl_step)
     if budget.bytes > most:
         pressed = left_for_serving - demand.serving_warm < low
         return Budget(most if pressed else budget.bytes, now, budget.frozen_in)

@@ -46,7 +46,7 @@ class Device:
         kv_total: int,
         sharing: Sharing | None = None,
         headroom: float = 0.2,
-        policy: str = "aimd",
+        policy: str = "trim",
     ) -> None:
         self.number = number
         self.serving = Engine(serving) if serving else None

@@ -27,7 +27,7 @@ class System:
     terms: Terms = PLAIN
     paced: bool = False
     """One executor runs both engines and lets serving's tokens wait until they are due."""
-    memory: str = "aimd"
+    memory: str = "trim"
     placement: str = "cost"
     order: str = "longest_first"
     dealt: bool = False

@@ -1,4 +1,4 @@
-"""rose: the rule of `executor.admission`, AIMD memory, placement by cost."""
+"""rose: the rule of `executor.admission`, memory cut to what serving needs, placement by cost."""
 
 from rose.executor.admission import Terms
 from rose.plan.system import System
