@@ -76,7 +76,10 @@ def test_serving_beyond_the_watermark_cuts_rollout(
     low = t.headroom * t.total * (1 - WATERMARK)
     after = decide(b, d, t, now)
     if d.active and b.bytes and t.total - b.bytes - d.serving_need < int(low):
-        assert after.bytes <= b.bytes // 2
+        if t.policy == "trim":
+            assert after.bytes == min(b.bytes, ceiling(d, t))
+        else:
+            assert after.bytes <= b.bytes // 2
         assert d.serving_need + low + after.bytes <= t.total or after.bytes == 0
         assert after.calm_since == now
         assert after.frozen_in == d.rl_step
@@ -166,6 +169,16 @@ def test_aimd_grows_back_step_by_step_after_calm() -> None:
         budget, steps = grown, steps + 1
     assert steps == -(-(TOTAL - FLOOR - cut.bytes) // int(GROW_SHARE * TOTAL))
     assert decide(budget, busy(0), terms(), now + 9) == budget
+
+
+def test_trim_gives_back_what_makes_the_headroom_whole_and_grows_by_steps() -> None:
+    held, pressing = TOTAL - FLOOR, FLOOR // 2 + 50
+    cut = decide(Budget(held), busy(pressing), terms("trim"), 100.0)
+    assert cut == Budget(held - pressing, 100.0, 0)
+    assert decide(cut, busy(0), terms("trim"), 100.0 + CALM_S / 2) == cut
+    grown = decide(cut, busy(0), terms("trim"), 100.0 + CALM_S)
+    assert grown.bytes == min(cut.bytes + int(GROW_SHARE * TOTAL), held)
+    assert decide(Budget(held), busy(TOTAL), terms("trim"), 100.0).bytes == 0
 
 
 def test_aimd_comes_back_from_nothing() -> None:

@@ -183,14 +183,14 @@ def lent_too_much() -> Iterator[str]:
                 ),
                 "growth leaves the headroom": z3.Implies(after > usable, fits),
                 "growth is of use": z3.Implies(after > usable, after <= useful),
-                "pressure halves": z3.Implies(pressed, 2 * after <= usable)
-                if policy != "trim"
-                else z3.BoolVal(True),
+                "pressure halves": z3.Implies(
+                    z3.And(pressed, policy != "trim"), 2 * after <= usable
+                ),
                 "warm prefixes are given way": z3.Implies(
                     z3.And(seen, usable > 0, spare - warm < low), z3.Or(fits, after == 0)
                 ),
                 "and no further": z3.Implies(
-                    z3.And(seen, z3.Not(pressed), after < usable),
+                    z3.And(seen, z3.Or(z3.Not(pressed), policy == "trim"), after < usable),
                     z3.Or(
                         after == useful,
                         after == most,

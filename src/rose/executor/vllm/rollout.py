@@ -148,6 +148,9 @@ class RolloutScheduler(Scheduler):
             guard.wait()
             tokens = tokens and gate.granted(len(self.running), time.monotonic())
         self.max_num_scheduled_tokens = min(tokens, self._most_tokens)
+        # A turn begins only if those that run can grow by a block each: one that has to make room
+        # for another is computed anew.
+        self.kv_cache_manager.watermark_blocks = len(self.running)
         output = self.stock_schedule(throttle_prefills)
         guard.inside -= 1
         if output.total_num_scheduled_tokens:
