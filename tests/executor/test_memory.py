@@ -19,6 +19,7 @@ from rose.executor.memory import (
     MemoryTerms,
     ceiling,
     decide,
+    low_water,
     may_use,
     reach,
     serving_quota,
@@ -77,7 +78,8 @@ def test_serving_beyond_the_watermark_cuts_rollout(
     after = decide(b, d, t, now)
     if d.active and b.bytes and t.total - b.bytes - d.serving_need < int(low):
         if t.policy == "trim":
-            assert after.bytes == min(b.bytes, ceiling(d, t))
+            room = t.total - d.serving_need - d.serving_warm - low_water(t.total, t.headroom)
+            assert after.bytes == max(0, min(b.bytes, room))
         else:
             assert after.bytes <= b.bytes // 2
         assert d.serving_need + low + after.bytes <= t.total or after.bytes == 0
@@ -171,14 +173,21 @@ def test_aimd_grows_back_step_by_step_after_calm() -> None:
     assert decide(budget, busy(0), terms(), now + 9) == budget
 
 
-def test_trim_gives_back_what_makes_the_headroom_whole_and_grows_by_steps() -> None:
+def test_trim_gives_back_what_the_watermark_lacks_and_grows_by_steps() -> None:
     held, pressing = TOTAL - FLOOR, FLOOR // 2 + 50
     cut = decide(Budget(held), busy(pressing), terms("trim"), 100.0)
-    assert cut == Budget(held - pressing, 100.0, 0)
+    assert cut == Budget(TOTAL - pressing - low_water(TOTAL, 0.2), 100.0, 0)
+    assert decide(cut, busy(pressing), terms("trim"), 200.0) == Budget(cut.bytes, 200.0, 0)
     assert decide(cut, busy(0), terms("trim"), 100.0 + CALM_S / 2) == cut
     grown = decide(cut, busy(0), terms("trim"), 100.0 + CALM_S)
     assert grown.bytes == min(cut.bytes + int(GROW_SHARE * TOTAL), held)
     assert decide(Budget(held), busy(TOTAL), terms("trim"), 100.0).bytes == 0
+
+
+def test_trim_gives_way_to_warm_prefixes_up_to_the_watermark() -> None:
+    demand = Demand(True, 0, serving_warm=400)
+    after = decide(Budget(TOTAL - FLOOR), demand, terms("trim"), 100.0)
+    assert after == Budget(TOTAL - 400 - low_water(TOTAL, 0.2), 100.0, None)
 
 
 def test_aimd_comes_back_from_nothing() -> None:

@@ -172,7 +172,8 @@ def lent_too_much() -> Iterator[str]:
             after = term(budget.bytes)
             seen, spare = z3.And(active, unseen == 0), total - usable - need
             pressed = z3.And(seen, usable > 0, spare < low)
-            fits = after + need + warm + kept <= total
+            free = total - after - need - warm
+            fits, enough = free >= kept, free >= (low if policy == "trim" else kept)
             laws = {
                 "not more than the engine can hold": z3.And(after >= 0, after <= most),
                 "nothing to a dormant engine": z3.Or(active, after == 0),
@@ -187,7 +188,7 @@ def lent_too_much() -> Iterator[str]:
                     z3.And(pressed, policy != "trim"), 2 * after <= usable
                 ),
                 "warm prefixes are given way": z3.Implies(
-                    z3.And(seen, usable > 0, spare - warm < low), z3.Or(fits, after == 0)
+                    z3.And(seen, usable > 0, spare - warm < low), z3.Or(enough, after == 0)
                 ),
                 "and no further": z3.Implies(
                     z3.And(seen, z3.Or(z3.Not(pressed), policy == "trim"), after < usable),
@@ -195,7 +196,7 @@ def lent_too_much() -> Iterator[str]:
                         after == useful,
                         after == most,
                         after == 0,
-                        after + need + warm + kept == total,
+                        free == (low if policy == "trim" else kept),
                     ),
                 ),
             }
@@ -267,8 +268,18 @@ BUGS: dict[str, tuple[ModuleType, str, str]] = {
         "return Budget(min(grown, goal), now",
         "return Budget(grown, now",
     ),
-    "prefixes are no reason": (memory, "most if pressed else", "budget.bytes if pressed else"),
-    "prefixes take all": (memory, "Budget(most if pressed", "Budget(most // 2 if pressed"),
+    "prefixes are no reason": (memory, "if pressed else", "if False else"),
+    "prefixes take all": (memory, "if urgent else most", "if urgent else most // 2"),
+    "trim forgets prefixes": (
+        memory,
+        "wanted = demand.serving_need + demand.serving_warm",
+        "wanted = demand.serving_need",
+    ),
+    "trim takes the whole headroom": (
+        memory,
+        "max(0, min(budget.bytes, brink))",
+        "max(0, min(budget.bytes, brink + 1))",
+    ),
     "a dormant engine keeps": (
         memory,
         "not demand.active or demand.unseen_s > U",

@@ -3,14 +3,15 @@
 *Split.* Serving needs `need` bytes now (held by running requests, plus what its queue will take)
 and has `warm` bytes of cached prefixes that its users come back to (`working_set`). `headroom` of
 the device is kept free beyond both. When need has eaten through `WATERMARK` of the headroom,
-rollout's budget is cut, and the policy says how far and for how long. `trim` gives back what makes
-the headroom whole, `aimd` half of the budget, or more if half is not enough; both grow back by
-`GROW_SHARE` of the device after each `CALM_S` without pressure. `halve_and_freeze` (the paper's)
-stays at half until the next RL step. Warm prefixes that eat through it
-are no emergency: the budget gives way to them, and no further. Rollout takes no more than it has a
-use for: its turns and its own warm prefixes, by the same measure. What neither has a use for stays
-with serving. A dormant engine's budget is 0, and so is that of an engine beside a serving engine
-whose facts have not been seen for `UNSEEN_S`: nobody knows what it needs.
+rollout's budget is cut, and the policy says how far and for how long. `trim` gives back until that
+much of the headroom is free again; `aimd` gives back half of the budget, or more until all of the
+headroom is free. Both grow back by `GROW_SHARE` of the device after each `CALM_S` without pressure.
+`halve_and_freeze` (the paper's) stays at half until the next RL step. Warm prefixes that eat
+through the watermark are no emergency: the budget gives way to them, and no further. Rollout takes
+no more than it has a use for: its turns and its own warm prefixes, by the same measure. What
+neither has a use for stays with serving. A dormant engine's budget is 0, and so is that of an
+engine beside a serving engine whose facts have not been seen for `UNSEEN_S`: nobody knows what it
+needs.
 
 *Hand-over.* The rollout engine alone moves the border. It publishes a *claim* with a revision: what
 it holds or is about to hold. Serving keeps its quota at `total - claim` and acknowledges the
@@ -99,11 +100,11 @@ def decide(budget: Budget, demand: Demand, terms: MemoryTerms, now: float) -> Bu
     most, low = ceiling(demand, terms), low_water(terms.total, terms.headroom)
     left_for_serving = terms.total - budget.bytes - demand.serving_need
     if budget.bytes > 0 and left_for_serving < low:
-        cut = budget.bytes if terms.policy == "trim" else budget.bytes // 2
-        return Budget(min(cut, most), now, demand.rl_step)
+        return Budget(_cut(budget, demand, terms, urgent=True), now, demand.rl_step)
     if budget.bytes > most:
         pressed = left_for_serving - demand.serving_warm < low
-        return Budget(most if pressed else budget.bytes, now, budget.frozen_in)
+        left = _cut(budget, demand, terms, urgent=False) if pressed else budget.bytes
+        return Budget(left, now, budget.frozen_in)
     goal = min(most, demand.useful)
     if budget.bytes >= goal:
         surplus = budget.bytes - goal > SURPLUS_SHARE * terms.total
@@ -111,6 +112,16 @@ def decide(budget: Budget, demand: Demand, terms: MemoryTerms, now: float) -> Bu
     if budget.frozen_in is None:
         return replace(budget, bytes=goal)
     return _regrow(budget, goal, demand, terms, now)
+
+
+def _cut(budget: Budget, demand: Demand, terms: MemoryTerms, *, urgent: bool) -> int:
+    """What is left of the budget; `urgent` when serving lacks more than room for warm prefixes."""
+    if terms.policy == "trim":
+        wanted = demand.serving_need + demand.serving_warm
+        brink = terms.total - wanted - low_water(terms.total, terms.headroom)
+        return max(0, min(budget.bytes, brink))
+    most = ceiling(demand, terms)
+    return min(budget.bytes // 2, most) if urgent else most
 
 
 def _regrow(budget: Budget, goal: int, demand: Demand, terms: MemoryTerms, now: float) -> Budget:
