@@ -35,8 +35,14 @@ HUNGRY = replace(
     think_s=0.0,
 )
 """Rollouts whose contexts fill most of the KV memory."""
-MODEST = replace(HUNGRY, prompt_tokens=LogNormal(96, 0.2, 160), turn_tokens=LogNormal(48, 0.4, 96))
-"""Rollouts whose contexts fill about 3,300 tokens: most of 0.25 GiB, a quarter of 0.5 GiB."""
+MODEST = replace(
+    HUNGRY,
+    in_flight=12,
+    prompt_tokens=LogNormal(96, 0.2, 160),
+    turn_tokens=LogNormal(48, 0.4, 96),
+)
+"""Rollouts whose contexts have about 2,450 tokens: two fifths of 0.25 GiB, a fifth of 0.5 GiB. For
+a full batch of such turns they hold most of either, if they may."""
 
 
 async def measure(node: Node, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
