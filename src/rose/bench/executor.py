@@ -38,7 +38,9 @@ FIRST_SLO = Slo(20.0, 5.0)
 """Promises while calibrating: loose, nothing is lent then anyway."""
 ORDERS_REPEATED = 20
 ROOMY = 0.5
-"""GiB of KV where serving's prompts are long, or come back."""
+"""GiB of KV where serving's prompts come back: half of it is what users come back to."""
+LARGE = 1.0
+"""GiB where they are long, and nearly all are new: a burst and what may come back are half of it."""
 
 BASELINES = ("serving_alone", "rollout_alone")
 MAIN_MODES = (*BASELINES, AGAIN, "share_all", "rose", "rose_gate")
@@ -122,7 +124,7 @@ SCENARIOS = (
     Scenario("bursty", 0.2, LIGHT_MODES),
     Scenario("steady", 0.2, LIGHT_MODES),
     Scenario("shared_prefix", 0.55, MAIN_MODES, ROOMY),
-    Scenario("long_prompts", 0.55, MAIN_MODES, ROOMY),
+    Scenario("long_prompts", 0.55, MAIN_MODES, LARGE),
     Scenario("pressure", 0.5, MAIN_MODES),
 )
 
