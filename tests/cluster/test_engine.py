@@ -207,6 +207,17 @@ def test_an_engine_that_goes_between_two_looks_is_no_error(
     assert asyncio.run(engine.stop()) is True
 
 
+def test_a_child_has_ended_when_it_can_be_reaped(
+    monkeypatch: pytest.MonkeyPatch, time: Time
+) -> None:
+    """The main thread of a process may be a zombie while others of it run on."""
+    looks = iter([None, None, None, -9])
+    engine = family(monkeypatch, Member(0))
+    engine._process = SimpleNamespace(poll=lambda: next(looks))  # type: ignore[assignment]
+    assert asyncio.run(engine.stop(gently=False)) is True
+    assert next(looks, "reaped") == "reaped"
+
+
 def test_one_that_ends_just_as_it_is_looked_at_leaves_no_zombie(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,13 +196,13 @@ class Engine:
         return not await self._left(waited_for, KILL_S)
 
     async def _left(self, members: list[psutil.Process], most_s: float) -> list[psutil.Process]:
-        """Those that have not ended after so long."""
+        """Those that have not ended after so long. Our own child has when it can be reaped: before,
+        it may look like a zombie while some of its threads still run."""
         deadline = time.monotonic() + most_s
         while True:
             members = [m for m in members if _runs(m)]
-            if self._process is not None:
-                self._process.poll()  # reaps it, also when it has ended just now
-            if not members or time.monotonic() > deadline:
+            reaped = self._process is None or self._process.poll() is not None
+            if (reaped and not members) or time.monotonic() > deadline:
                 return members
             await asyncio.sleep(0.02)
 
