@@ -40,7 +40,7 @@ ORDERS_REPEATED = 20
 ROOMY = 0.5
 """GiB of KV where serving's prompts come back: half of it is what users come back to."""
 LARGE = 1.0
-"""GiB where they are long, and nearly all are new: a burst and what may come back are half of it."""
+"""GiB where they are long and nearly all new: a burst and what may come back are half of it."""
 
 BASELINES = ("serving_alone", "rollout_alone")
 MAIN_MODES = (*BASELINES, AGAIN, "share_all", "rose", "rose_gate")
