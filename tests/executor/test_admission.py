@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.executor.device import Grant, admit
 
 from rose.executor import admission
-from rose.executor.admission import CHUNK, PATIENCE, RULES, Question, Refusal, Terms
+from rose.executor.admission import BURST, CHUNK, PATIENCE, RULES, Question, Refusal, Terms
 from rose.executor.bounds import Queue, bounds
 from rose.executor.facts import FACTS_S, NEVER, ServingFacts
 from rose.executor.latency import Profile, Step, Tracker
@@ -69,9 +69,22 @@ def test_slack_is_lent_beside_serving_that_has_been_busy_for_a_while() -> None:
         question = Question(facts, GPU, NOW, worth_s=0.1, busy_s=busy_s)
         return admission.window(question).seconds
 
-    assert seconds(busy, PATIENCE * 0.1) == pytest.approx(0.8)
-    assert seconds(busy, PATIENCE * 0.1 - 1e-6) == 0.0
+    assert BURST * idle.ttft_s > PATIENCE * 0.1  # a burst is what is waited for
+    assert seconds(busy, BURST * idle.ttft_s) == pytest.approx(0.8)
+    assert seconds(busy, BURST * idle.ttft_s - 1e-6) == 0.0
     assert seconds(idle, 0.0) == pytest.approx(0.8)
+
+
+def test_beside_long_steps_it_takes_as_many_of_them_until_slack_is_lent() -> None:
+    facts = replace(IDLE, ttft_s=2.0, tpot_s=5.0, running=1, decode_deadline=NOW + 5.0)
+
+    def seconds(busy_s: float) -> float:
+        question = Question(facts, GPU, NOW, worth_s=0.5, busy_s=busy_s)
+        return admission.window(question).seconds
+
+    assert BURST * facts.ttft_s < PATIENCE * 0.5
+    assert seconds(PATIENCE * 0.5) > 0.5
+    assert seconds(PATIENCE * 0.5 - 1e-6) == 0.0
 
 
 def test_an_arrival_that_would_wait_too_long_is_refused_with_nobody_here() -> None:

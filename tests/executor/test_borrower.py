@@ -270,7 +270,7 @@ def test_what_was_granted_beside_less_memory_is_void_before_there_is_more(scene:
     assert scene.voided == [0]
     scene.serving(need=60)
     scene.look()
-    assert (scene.blocks.usable, scene.voided) == (20, [0])
+    assert (scene.blocks.usable, scene.voided) == (30, [0])
     scene.serving()
     scene.look()
     assert scene.voided == [0]  # claimed, and not acknowledged yet
@@ -279,8 +279,8 @@ def test_what_was_granted_beside_less_memory_is_void_before_there_is_more(scene:
         scene.orders()
         scene.serving()
         scene.look()
-    assert scene.blocks.usable > 20
-    assert scene.voided[:2] == [0, 20]
+    assert scene.blocks.usable > 30
+    assert scene.voided[:2] == [0, 30]
 
 
 def test_blocks_in_use_are_given_back_between_two_steps(scene: Scene) -> None:
@@ -291,8 +291,8 @@ def test_blocks_in_use_are_given_back_between_two_steps(scene: Scene) -> None:
     assert (scene.blocks.usable, scene.border.claim, scene.border.owes) == (70, 70, True)
     assert scene.ended == 0
     scene.look(between=True)
-    assert (scene.blocks.usable, scene.border.claim, scene.border.owes) == (20, 20, False)
-    assert scene.ended == 50
+    assert (scene.blocks.usable, scene.border.claim, scene.border.owes) == (30, 30, False)
+    assert scene.ended == 40
 
 
 def test_a_lower_claim_is_said_after_the_memory_is_back(
@@ -305,7 +305,7 @@ def test_a_lower_claim_is_said_after_the_memory_is_back(
     )
     scene.serving(need=60)
     scene.look()
-    assert held == [(20, 20)]
+    assert held == [(30, 30)]
 
 
 def test_how_long_giving_back_takes_is_remembered_for_a_while(

@@ -116,8 +116,10 @@ def test_slack_is_not_lent_when_serving_was_idle_just_now(
     bench.busy(slack=0.3)
     bench.decide()
     assert step(bench) == 0
-    monkeypatch.setattr("rose.executor.admission.PATIENCE", 0.0)
-    bench.decide()
+    for patience in ("PATIENCE", "BURST"):
+        assert step(bench) == 0
+        monkeypatch.setattr(f"rose.executor.admission.{patience}", 0.0)
+        bench.decide()
     assert step(bench) > 4
 
 
