@@ -218,6 +218,16 @@ def test_a_child_has_ended_when_it_can_be_reaped(
     assert next(looks, "reaped") == "reaped"
 
 
+def test_a_child_that_cannot_be_reaped_has_not_ended(
+    monkeypatch: pytest.MonkeyPatch, time: Time
+) -> None:
+    """A thread of it is held by the kernel, and its memory with it."""
+    engine = family(monkeypatch, Member(0))
+    engine._process = SimpleNamespace(poll=lambda: None)  # type: ignore[assignment]
+    assert asyncio.run(engine.stop(gently=False)) is False
+    assert time.now <= KILL_S + 0.05
+
+
 def test_one_that_ends_just_as_it_is_looked_at_leaves_no_zombie(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

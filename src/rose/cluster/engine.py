@@ -193,7 +193,7 @@ class Engine:
                 if not _cleans_up(member):
                     member.kill()
         waited_for = [m for m in members if not _ends_by_itself(m)]
-        return not await self._left(waited_for, KILL_S)
+        return not await self._left(waited_for, KILL_S) and self._is_reaped()
 
     async def _left(self, members: list[psutil.Process], most_s: float) -> list[psutil.Process]:
         """Those that have not ended after so long. Our own child has when it can be reaped: before,
@@ -201,10 +201,14 @@ class Engine:
         deadline = time.monotonic() + most_s
         while True:
             members = [m for m in members if _runs(m)]
-            reaped = self._process is None or self._process.poll() is not None
+            reaped = self._is_reaped()
             if (reaped and not members) or time.monotonic() > deadline:
                 return members
             await asyncio.sleep(0.02)
+
+    def _is_reaped(self) -> bool:
+        """True also for an engine that is not our child."""
+        return self._process is None or self._process.poll() is not None
 
     async def _kill_group(self) -> bool:
         with contextlib.suppress(ProcessLookupError):
