@@ -27,7 +27,7 @@ from rose.cluster import profiles
 from rose.executor.facts import LeaseState, NodeOrders
 from rose.executor.page import LAYOUT, Page
 from rose.executor.vllm.rollout import RECLAIMED, RolloutScheduler
-from rose.executor.vllm.serving import ServingScheduler
+from rose.executor.vllm.serving import PULSE_S, ServingScheduler
 
 KV = 8 << 20
 OUTPUT = 48
@@ -143,6 +143,29 @@ class Squeezed(RolloutScheduler):
         return False
 
 
+class Crowded(RolloutScheduler):
+    """Has memory for fewer turns than want to begin, and grow as they go."""
+
+    seen: ClassVar = {"begun_beside": 0, "waited": 0, "least_left": 1 << 20}
+    """Begun while others ran; steps after which some waited; fewest blocks left for each that ran
+    when another began."""
+
+    def _follow_memory(self, *, may_end: bool) -> bool:
+        self.device.parking.set_usable(1024 // self.block_size)
+        return False
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        running = len(self.running)
+        output = super().schedule(throttle_prefills)
+        parking = self.device.parking
+        if running and (output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids):
+            left = parking.usable - parking.used - running
+            self.seen["least_left"] = min(self.seen["least_left"], left)
+            self.seen["begun_beside"] += 1
+        self.seen["waited"] += bool(self.waiting)
+        return output
+
+
 def rose(page: Path, model: str, **more: Any) -> dict[str, Any]:
     """What `--additional-config` would say."""
     profile = profiles.path_for(model, "auto", "cpu:0")
@@ -224,6 +247,62 @@ def random_grants(path: Path) -> Any:
     return {"tokens": [r[0] for r in rounds], "ends": [r[1] for r in rounds], **Whims.seen}
 
 
+def crowded(path: Path) -> Any:
+    """Short turns that come after each other and grow to several blocks."""
+    llm = rollout_engine(path, Crowded)
+    rng = random.Random(5)
+    asked = [[rng.randrange(5, 255) for _ in range(100)] for _ in range(16)]
+    outputs = llm.generate(
+        [{"prompt_token_ids": tokens} for tokens in asked],
+        [
+            SamplingParams(temperature=0, max_tokens=40 + 12 * i, ignore_eos=True)
+            for i in range(len(asked))
+        ],
+        use_tqdm=False,
+    )
+    path.unlink()
+    return {"reasons": [output.outputs[0].finish_reason for output in outputs], **Crowded.seen}
+
+
+def forgets(path: Path) -> Any:
+    """Prompts that serving has seen before, and what it finds of them after a reset."""
+    page = Page.create(path, kv_total=KV, device="cpu:0")
+    llm = engine(
+        "tiny-a",
+        scheduler_cls=ServingScheduler,
+        worker_cls="rose.executor.vllm.worker.ElasticWorker",
+        additional_config=rose(path, "tiny-a", ttft_ms=500, tpot_ms=100),
+    )
+
+    def again() -> dict[str, int]:
+        """Serve the same prompt; tell what was known of it, and what is kept by then."""
+        (output,) = llm.generate(
+            [{"prompt_token_ids": prompts(0)[SIZES.index(260)]}],
+            SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
+            use_tqdm=False,
+        )
+        return {"cached": output.num_cached_tokens or 0, "warm": settled()}
+
+    def settled() -> int:
+        """Serving's second thread publishes within a pulse of what happened."""
+        time.sleep(3 * PULSE_S)
+        reading = page.serving()
+        assert reading is not None
+        return reading.facts.kv_warm
+
+    found: dict[str, Any] = {"before": [again(), again()]}
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler.device.guard.enter()
+    usable = scheduler.device.parking.set_usable(40)
+    scheduler.device.guard.leave()
+    found["reset"] = llm.reset_prefix_cache()
+    found["warm"] = settled()
+    found["parked_as_before"] = scheduler.device.parking.usable == usable
+    found["after"] = again()
+    path.unlink()
+    return found
+
+
 def serve_beside(path: Path) -> Any:
     """A serving engine whose page is unusable: its answers, and whether it lends."""
     llm = engine(
@@ -261,6 +340,8 @@ def main() -> None:
         "random_grants": lambda: random_grants(page),
         "too_large": lambda: too_large(page),
         "taken_back": lambda: taken_back(page),
+        "crowded": lambda: crowded(page),
+        "forgets": lambda: forgets(page),
         "unusable_pages": lambda: unusable_pages(page),
     }
     for name, task in tasks.items():

@@ -42,6 +42,23 @@ def test_a_turn_that_can_never_run_is_ended_and_the_next_one_runs(stock: Any) ->
     assert small == ["length", None, reference[0]]
 
 
+def test_a_turn_begins_only_if_those_that_run_can_grow(stock: Any) -> None:
+    """One that has to make room for another is computed anew."""
+    found = stock.result("crowded")
+    assert found["reasons"] == ["length"] * 16
+    assert found["begun_beside"] and found["waited"]
+    assert found["least_left"] >= 0
+
+
+def test_serving_forgets_prefixes_that_are_reset(stock: Any) -> None:
+    found = stock.result("forgets")
+    assert [turn["cached"] for turn in found["before"]] == [0, 256]
+    assert found["before"][1]["warm"] > 0
+    assert found["reset"] and found["parked_as_before"]
+    assert found["warm"] == 0
+    assert found["after"]["cached"] == 0
+
+
 def test_a_revocation_does_not_wait_at_the_gate(stock: Any) -> None:
     found = stock.result("taken_back")
     assert found["reasons"] == ["rose:revoked"] * 4
