@@ -311,7 +311,7 @@ def test_orders_are_repeated_and_heal_a_page_that_lost_them(stage: Stage) -> Non
                 os.truncate(node.page.path, 0)
                 await until(lambda: node.page.node() is not None)
                 assert ordered(node) == (ACTIVE, 1)
-            await until(lambda: not node.page.mend(node.clock()))
+            await until(lambda: not node.page.mend(node.clock))
             Page.open(node.page.path).close()
 
     play(scene())

@@ -26,7 +26,7 @@ def test_a_prediction_of_hours_stays_readable(page: Page, name: str, seconds: fl
     page.publish("serving", facts)
     assert page.serving() is None
     page.publish("serving", facts.capped())
-    reading = page.lending(NOW)
+    reading = page.lending(lambda: NOW)
     assert reading is not None
     assert getattr(reading.facts, name) == MAX_SECONDS
 

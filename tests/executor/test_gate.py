@@ -5,6 +5,7 @@ What shuts it because it cannot be seen or is not known is in `test_gate_unseen`
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -54,6 +55,20 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+def test_facts_that_come_while_they_are_read_open_the_gate(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = bench.page._read
+
+    def meanwhile(section: str) -> Any:
+        bench.serving()
+        return read(section)
+
+    monkeypatch.setattr(bench.page, "_read", meanwhile)
+    bench.decide()
+    assert step(bench)
 
 
 def step(bench: Bench, decode: int = 4) -> int:

@@ -131,7 +131,7 @@ def test_a_serving_engine_that_cannot_be_seen_shuts_the_gate(
     unseen(bench.page)
     assert not bench.granted()
     assert bench.gate._decided.window.binding == Refusal.PAGE
-    bench.page.mend(NOW)
+    bench.page.mend(lambda: NOW)
     bench.page.intrude(0.0)
     bench.page.publish("serving", IDLE)
     assert bench.granted()

@@ -130,7 +130,7 @@ def test_what_a_dead_engine_claimed_is_taken_whatever_its_half_says(
     if damage is cut_off:  # another's may be here by now: nobody can read who it is
         lent.lender.respect()
         assert lent.blocks.usable == 20
-        lent.page.mend(0.0)
+        lent.page.mend(lambda: 0.0)
     assert lent.lender.respect()
     assert lent.blocks.usable == TOTAL
 
@@ -232,5 +232,5 @@ def test_serving_mends_a_damaged_page_of_which_no_node_takes_care(scene: Scene) 
     os.pwrite(scene.page._fd, b"not a rose page", 0)
     with pytest.raises(PageError, match="not a rose control page"):
         scene.open(ANOTHER)
-    scene.lender.look(1000.0, lambda _: None, lambda _: None)
+    scene.lender.look(lambda: 1000.0, lambda _: None, lambda _: None)
     scene.open(ANOTHER).close()

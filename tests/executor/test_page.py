@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rose.executor.facts import MAX_BYTES, LeaseState, NodeOrders, RolloutFacts, ServingFacts
 from rose.executor.page import (
@@ -280,10 +281,29 @@ def test_the_layout_names_every_field() -> None:
     assert LAYOUT & 0xFFFFFF
 
 
-def test_sequence_numbers_count_around(page: Page) -> None:
-    page._sequence["serving"] = 0xFFFFFFFE
+def test_a_half_is_readable_at_every_moment_while_it_is_written(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer may wait for Python's lock, or be stopped, between any two calls of the kernel."""
     page.publish("serving", SERVING)
-    assert page.serving() is not None
+    write, seen = os.pwrite, []
+
+    def watched(*args: Any) -> int:
+        seen.append(page.serving())
+        written = write(*args)
+        seen.append(page.serving())
+        return written
+
+    monkeypatch.setattr(os, "pwrite", watched)
+    page.publish("serving", replace(SERVING, tick=SERVING.tick + 1))
+    assert None not in seen
+    assert seen[-1].facts.tick == SERVING.tick + 1
+
+
+def test_a_writer_is_not_believed_to_be_another_one(page: Page) -> None:
+    page.publish("serving", SERVING)
+    os.pwrite(page._fd, struct.pack("<Q", 1), SECTION["serving"] + 8)
+    assert page.serving() is None
 
 
 def test_describe_shows_everything_and_is_json(page: Page) -> None:

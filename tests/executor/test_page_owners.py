@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import multiprocessing
 import os
 import signal
@@ -109,7 +110,7 @@ def test_of_many_who_start_at_once_one_owns_the_section(page: Page) -> None:
 def test_ownership_outlives_a_truncated_page(page: Page, again: Again) -> None:
     assert page.own("rollout")
     os.truncate(page.path, 0)
-    page.mend(NOW)
+    page.mend(lambda: NOW)
     assert not again().own("rollout")
 
 
@@ -138,18 +139,48 @@ def test_closing_a_page_wakes_nobody_to_their_death(page: Page, again: Again) ->
 # ---- what serving says while there are two
 
 
+def test_facts_that_come_while_they_are_read_are_relied_upon(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = itertools.count(NOW, 0.001)
+    read = page._read
+
+    def meanwhile(section: str) -> Any:
+        page.publish("serving", replace(FACTS, written=next(moments)))
+        return read(section)
+
+    monkeypatch.setattr(page, "_read", meanwhile)
+    assert page.lending(lambda: next(moments)) is not None
+
+
+def test_a_rival_that_comes_while_the_page_is_mended_is_not_forgotten(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = itertools.count(NOW, 0.001)
+    read = page._intruded
+
+    def meanwhile() -> float:
+        page.intrude(next(moments))
+        return read()
+
+    monkeypatch.setattr(page, "_intruded", meanwhile)
+    page.mend(lambda: next(moments))
+    monkeypatch.undo()
+    assert page.rival(NOW)
+
+
 def test_while_a_rival_is_here_nothing_is_lent(page: Page) -> None:
     page.publish("serving", FACTS)
-    assert page.lending(NOW) is not None
+    assert page.lending(lambda: NOW) is not None
     page.intrude(NOW)
     for later in (0.0, FACTS_S, 2 * FACTS_S - 0.001):
         page.publish("serving", replace(FACTS, written=NOW + later))
         assert page.rival(NOW + later)
-        assert page.lending(NOW + later) is None
+        assert page.lending(itertools.repeat(NOW + later).__next__) is None
     later = NOW + 2 * FACTS_S
     page.publish("serving", replace(FACTS, written=later))
     assert not page.rival(later)
-    assert page.lending(later) is not None
+    assert page.lending(lambda: later) is not None
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e300])
@@ -158,21 +189,21 @@ def test_garbage_in_the_rivals_word_stops_lending_until_it_is_mended(
 ) -> None:
     page.publish("serving", FACTS)
     os.pwrite(page._fd, struct.pack("<d", garbage), RIVAL)
-    assert page.lending(NOW) is None
-    page.mend(NOW)
-    assert page.lending(NOW) is not None
+    assert page.lending(lambda: NOW) is None
+    page.mend(lambda: NOW)
+    assert page.lending(lambda: NOW) is not None
 
 
 def test_a_rivals_word_that_is_cut_off_counts_as_one(page: Page) -> None:
     os.truncate(page.path, RIVAL + 3)
     assert page.rival(NOW)
-    page.mend(NOW)
+    page.mend(lambda: NOW)
     assert not page.rival(NOW)
 
 
 def test_mending_leaves_a_rival_that_is_here(page: Page) -> None:
     page.intrude(NOW)
-    assert page.mend(NOW) is False
+    assert page.mend(lambda: NOW) is False
     assert page.rival(NOW)
 
 
@@ -180,8 +211,8 @@ def test_mending_leaves_a_rival_that_is_here(page: Page) -> None:
 def test_facts_of_another_time_are_not_relied_upon(page: Page, age: float) -> None:
     page.publish("serving", replace(FACTS, written=NOW))
     assert page.serving() is not None
-    assert page.lending(NOW + age) is None
-    assert page.lending(NOW + FACTS_S) is not None
+    assert page.lending(lambda: NOW + age) is None
+    assert page.lending(lambda: NOW + FACTS_S) is not None
 
 
 def test_a_serving_engine_is_a_rival_until_the_other_is_gone(page: Page, again: Again) -> None:
@@ -193,10 +224,10 @@ def test_a_serving_engine_is_a_rival_until_the_other_is_gone(page: Page, again: 
     page.publish("serving", FACTS)
     page.publish("rollout", RolloutFacts())
     first.stand(NOW)
-    assert page.lending(NOW) is not None
+    assert page.lending(lambda: NOW) is not None
     second.stand(NOW)
     assert (first.owns, second.owns) == (True, False)
-    assert page.lending(NOW) is None
+    assert page.lending(lambda: NOW) is None
     page.close()
     second.stand(NOW + 1.0)
     assert second.owns

@@ -213,7 +213,7 @@ def lending(written: Any, intruded: Any, now: Any) -> bool:
     reading = SimpleNamespace(facts=ServingFacts(written=written))
     sheet: Any = SimpleNamespace(serving=lambda: reading, _intruded=lambda: intruded)
     sheet.rival = lambda now: page.Page.rival(sheet, now)
-    return page.Page.lending(sheet, now) is not None
+    return page.Page.lending(sheet, lambda: now) is not None
 
 
 def said(*, lives: bool, known: bool) -> bool:

@@ -37,7 +37,7 @@ class NodeCollector(Collector):
         yield _gauge("rose_offered", "0 while taken back by its owner.", float(node.offered))
         yield _gauge("rose_kv_total_bytes", "KV memory of the device.", node.page.kv_total)
         if (serving := node.page.serving()) is not None:
-            seen = node.page.lending(time.monotonic()) is not None
+            seen = node.page.lending(time.monotonic) is not None
             yield _gauge("rose_serving_seen", "1 while serving's facts are good.", float(seen))
             yield from _of_serving(serving.facts, node.page.processes.alive(serving.writer))
         if (rollout := node.page.rollout()) is not None:

@@ -209,7 +209,7 @@ class Node:
         if self.config.serving is None or not self.config.serving.attach:
             return
         for _ in range(int(ATTACH_S / 0.1)):
-            if self.page.lending(self.clock()) is not None:
+            if self.page.lending(self.clock) is not None:
                 return
             await asyncio.sleep(0.1)
         raise ConfigError(
@@ -427,7 +427,7 @@ class Node:
                     log.exception("%s failed; going on", duty.__name__.strip("_"))
 
     async def _mend(self) -> None:
-        if self.page.mend(self.clock()):
+        if self.page.mend(self.clock):
             log.error("the page was damaged", extra={"facts": {"page": str(self.page.path)}})
         if self._memo.unwritten:
             self._remember()
@@ -458,10 +458,9 @@ class Node:
         """Say when a serving engine is not seen, and when it is again."""
         if self.config.serving is None or not self.ready:
             return
-        now = self.clock()
-        blind = self.page.lending(now) is None
+        blind = self.page.lending(self.clock) is None
         if blind != self._blind:
-            facts = {"facts": {"page": str(self.page.path), "two": self.page.rival(now)}}
+            facts = {"facts": {"page": str(self.page.path), "two": self.page.rival(self.clock())}}
             if blind:
                 log.error("serving is not seen on the page: nothing is lent", extra=facts)
             else:
@@ -565,7 +564,7 @@ class Node:
             "rollout": _shown(self.rollout),
             "restarts": self.restarts,
             "offered": self.offered,
-            "serving_seen": self.page.lending(self.clock()) is not None,
+            "serving_seen": self.page.lending(self.clock) is not None,
         }
 
 

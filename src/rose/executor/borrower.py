@@ -52,8 +52,8 @@ class Borrower:
 
     def follow_orders(self, *, empty: bool) -> bool:
         """Go where the node wants us; True when that is news. `empty`: there are no turns."""
-        now = self._clock()
         reading = self._page.node()
+        now = self._clock()
         epoch = self.epoch
         if reading is not None:
             orders, epoch = reading.facts, reading.facts.epoch
@@ -65,7 +65,7 @@ class Borrower:
         abandoned = now - self._ordered_at > NODE_GRACE_S
         if abandoned:
             with suppress(OSError):  # no node does it, and the next one must be able to start
-                self._page.mend(now)
+                self._page.mend(self._clock)
         state = lifecycle.follow(
             self.state,
             LeaseState.DORMANT if abandoned else self._ordered,
@@ -78,8 +78,8 @@ class Borrower:
 
     def follow_memory(self, useful: int, make_room: Callable[[int], None] | None) -> bool:
         """Move our side of the KV border; True when something changed."""
+        serving = None if self._dedicated else self._page.lending(self._clock)
         now = self._clock()
-        serving = None if self._dedicated else self._page.lending(now)
         if serving is not None:
             self._seen_at = now
         demand = memory.Demand(

@@ -161,10 +161,10 @@ class Gate:
         self, terms: Terms, worth_s: float, give_back_s: float
     ) -> tuple[Window, int | None]:
         """The window, and the arrivals that it knows."""
-        now = self._clock()
-        reading = self._page.lending(now)
+        reading = self._page.lending(self._clock)
         if reading is None:
             return admission.shut(Refusal.PAGE), None
+        now = self._clock()
         facts = reading.facts
         if not facts.busy:
             self._serving_idle_at = now

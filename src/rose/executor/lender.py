@@ -52,7 +52,10 @@ class Lender:
         self._suspicion = Suspicion(PATIENCE)
 
     def look(
-        self, now: float, publish: Callable[[bool], None], said: Callable[[str], None]
+        self,
+        clock: Callable[[], float],
+        publish: Callable[[bool], None],
+        said: Callable[[str], None],
     ) -> None:
         """What serving's second thread does whenever it has caught up. `publish` is told whether
         the rollout engine waits for an answer; `said` why that engine is killed.
@@ -60,9 +63,10 @@ class Lender:
         The claim comes first, so that whatever fails behind it, serving gets what is given back.
         """
         news = self.respect(force=self.handing_over)
+        now = clock()
         self.stand(now)
         if self.owns:
-            if self._page.mend(now):  # the node does so too, if there is one
+            if self._page.mend(clock):  # the node does so too, if there is one
                 logger.error("rose: the page was damaged")
             self.defend(now, said)
             publish(news)

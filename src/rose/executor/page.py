@@ -11,11 +11,11 @@ Layout (little endian, all offsets fixed, `LAYOUT` changes with it):
     1792  node      section written by the node agent only
     2560  end
 
-A section is `sequence, crc32, pid, pid's start time` and a packed facts record. The sequence is odd
-while its writer is writing; a reader that sees an odd sequence or a wrong checksum looks again, and
-after a few looks calls the section unreadable. Reads and writes are `pread`/`pwrite`, not loads and
-stores: a page that someone truncates gives a short read instead of SIGBUS in the serving engine.
-Waiting is by futex on the bell words; nobody polls.
+A section is `crc32, pid, pid's start time` and a packed facts record, written in one call: a writer
+that is stopped, or waits for Python's lock, leaves it whole. A reader that sees a wrong checksum
+looks again, and after a few looks calls the section unreadable. Reads and writes are `pread` and
+`pwrite`, not loads and stores: a page that someone truncates gives a short read instead of SIGBUS
+in the serving engine. Waiting is by futex on the bell words; nobody polls.
 
 A section has one owner: the process that holds the kernel's lock on its bytes (`own`). The lock
 ends with the process, however it dies. A second serving engine (a rolling restart) cannot own the
@@ -33,6 +33,7 @@ import os
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -44,7 +45,7 @@ from rose.executor.facts import FACTS_S, NodeOrders, RolloutFacts, ServingFacts
 from rose.executor.processes import Kernel, Processes, Writer, is_alive, process_start
 
 MAGIC = b"ROSEPAGE"
-VERSION = 1
+VERSION = 2
 SIZE = 2560
 BELLS = 128
 BELL = {"serving": BELLS, "gate": BELLS + 4, "watch": BELLS + 8, "node": BELLS + 12}
@@ -54,10 +55,11 @@ ARRIVALS, RIVAL = 144, 152
 SECTION = {"serving": 256, "rollout": 1024, "node": 1792}
 SECTION_SIZE = 768
 READ_ATTEMPTS = 8
-"""A writer holds its section for microseconds; eight looks outlast any live writer."""
+"""The kernel copies a section in less than a microsecond; eight looks outlast any live writer."""
 
 _HEADER = struct.Struct("<8sIIQ64s")
-_PREFIX = struct.Struct("<IIQQ")
+_PREFIX = struct.Struct("<QQQ")
+_WRITER = struct.Struct("<QQ")
 _BELL = struct.Struct("<I")
 _ARRIVALS = struct.Struct("<Q")
 _RIVAL = struct.Struct("<d")
@@ -78,8 +80,12 @@ class Reading(Generic[F]):
 
 
 def _writer(section: bytes) -> Writer:
-    _, _, pid, started = _PREFIX.unpack_from(section)
+    _, pid, started = _PREFIX.unpack_from(section)
     return Writer(pid, started)
+
+
+def _crc(writer: Writer, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(_WRITER.pack(writer.pid, writer.started)))
 
 
 def _live_writer(page: bytes) -> Writer | None:
@@ -137,7 +143,6 @@ class Page:
         self._fd = descriptor
         self._map = mmap.mmap(descriptor, SIZE)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._sequence = dict.fromkeys(SECTION, 0)
         self._rung = int.from_bytes(os.urandom(4))  # a bell need only show something new
         self._me = me or Writer(os.getpid(), process_start(os.getpid()) or 0)
 
@@ -230,14 +235,14 @@ class Page:
             return False
         return True
 
-    def mend(self, now: float) -> bool:
+    def mend(self, clock: Callable[[], float]) -> bool:
         """Write the header again if something damaged it; True when it did.
 
         The sections heal with their writers' next word. Nobody else writes the header, and without
         it no restarted engine or node could attach again.
         """
         header = _header(self.kv_total, self.device)
-        if not self._intruded() <= now:
+        if not self._intruded() <= clock():
             self.intrude(0.0)  # no time at all, or one that has not come: garbage
         size = os.fstat(self._fd).st_size
         if size >= SIZE and os.pread(self._fd, len(header), 0) == header:
@@ -248,11 +253,9 @@ class Page:
 
     def publish(self, section: str, facts: ServingFacts | RolloutFacts | NodeOrders) -> None:
         payload = _CODECS[section].pack(facts)
-        sequence = self._sequence[section] = (self._sequence[section] + 2) & 0xFFFFFFFE
-        where = SECTION[section]
-        prefix = _PREFIX.pack(sequence | 1, zlib.crc32(payload), self._me.pid, self._me.started)
-        os.pwrite(self._fd, prefix + payload, where)
-        os.pwrite(self._fd, _BELL.pack(sequence), where)
+        me = self._me
+        prefix = _PREFIX.pack(_crc(me, payload), me.pid, me.started)
+        os.pwrite(self._fd, prefix + payload, SECTION[section])
 
     def arrive(self, count: int) -> None:
         """Serving's own thread has taken a request: void every window that does not know it."""
@@ -275,10 +278,14 @@ class Page:
         raw = os.pread(self._fd, _RIVAL.size, RIVAL)
         return float(_RIVAL.unpack(raw)[0]) if len(raw) == _RIVAL.size else math.nan
 
-    def lending(self, now: float) -> Reading[ServingFacts] | None:
+    def lending(self, clock: Callable[[], float]) -> Reading[ServingFacts] | None:
         """Serving's half if it can be relied upon at this moment: readable, new, and of the only
-        serving engine. Nothing else is a reason to run on its device, or to keep its memory."""
+        serving engine. Nothing else is a reason to run on its device, or to keep its memory.
+
+        The clock is read last: facts that come meanwhile would be of a time that has not come.
+        """
         reading = self.serving()
+        now = clock()
         if reading is None or not reading.facts.fresh(now) or self.rival(now):
             return None
         return reading
@@ -300,14 +307,14 @@ class Page:
             raw = os.pread(self._fd, length, SECTION[section])
             if len(raw) < length:
                 return None
-            sequence, crc, pid, started = _PREFIX.unpack_from(raw)
-            payload = raw[_PREFIX.size :]
-            if sequence & 1 or zlib.crc32(payload) != crc:
-                continue
+            crc, pid, started = _PREFIX.unpack_from(raw)
+            writer, payload = Writer(pid, started), raw[_PREFIX.size :]
             if not pid:
                 return None
+            if _crc(writer, payload) != crc:
+                continue
             facts = codec.unpack(payload)
-            return None if facts.implausible() else Reading(facts, Writer(pid, started))
+            return None if facts.implausible() else Reading(facts, writer)
         return None
 
     def rollout_writer(self) -> Writer | None:

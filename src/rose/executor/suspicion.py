@@ -43,7 +43,7 @@ class Suspicion:
         ordered_off = orders is not None and (
             orders.facts.state == LeaseState.DORMANT or not orders.facts.offered
         )
-        unseen = not dedicated and page.lending(now) is None
+        unseen = not dedicated and page.lending(lambda: now) is None
         # Every clock is asked, so that one that is not wrong any more starts anew.
         found = [
             why

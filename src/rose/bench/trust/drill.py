@@ -234,7 +234,7 @@ async def _clock_steps(drill: Drill) -> None:
         await rig.lend()
         rig.set_clock(seconds)
         await _serve_some(drill)
-        if rig.page.lending(time.monotonic()) is None:
+        if rig.page.lending(time.monotonic) is None:
             drill.report.broken.append(f"wall clock {name}: serving cannot be seen any more")
         await drill.take_back(f"wall clock an hour {name}")
         rig.set_clock(0)
@@ -377,7 +377,7 @@ async def _rolling(drill: Drill) -> None:
         await asyncio.to_thread(first.wait)
         await asyncio.sleep(0.2)
     await rig.until(
-        lambda: rig.page.lending(time.monotonic()), "the second one is on the page", 20.0
+        lambda: rig.page.lending(time.monotonic), "the second one is on the page", 20.0
     )
     await rig.lend()
     await drill.take_back("after a rolling restart")

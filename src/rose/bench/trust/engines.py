@@ -269,7 +269,7 @@ class SimServing:
         """As `vllm.serving`."""
         assert self.lender is not None and self.parking is not None
         self.parking.used = min(sum(self.requests), self.parking.usable)
-        self.lender.look(self._device.clock(), self._publish, lambda why: None)
+        self.lender.look(self._device.clock, self._publish, lambda why: None)
         return 0.001 if self.lender.handing_over else FACTS_S / 4
 
     def _publish(self, news: bool) -> None:

@@ -83,7 +83,7 @@ HOLES: dict[str, tuple[Edit, ...]] = {
         Edit(
             suspicion.Suspicion,
             "stuck",
-            "unseen = not dedicated and page.lending(now) is None",
+            "unseen = not dedicated and page.lending(lambda: now) is None",
             "unseen = False",
         ),
     ),

@@ -209,8 +209,8 @@ class ServingMixin:
         In any case: so a page that somebody damaged heals also while serving is idle, and facts
         that stop coming mean that nothing may be lent any more.
         """
-        now, lender = time.monotonic(), self._lender
-        lender.look(now, self._publish, self._say_killed)
+        lender = self._lender
+        lender.look(time.monotonic, self._publish, self._say_killed)
         return 0.0 if lender.handing_over else PULSE_S
 
     def _publish(self, news: bool) -> None:
