@@ -35,13 +35,19 @@ class Blocks:
     block_bytes: int = 1
     usable: int = 0
     used: int = 0
+    backed: int = 0
+    """Usable ones that have their memory."""
 
     @property
     def usable_bytes(self) -> int:
         return self.usable * self.block_bytes
 
+    def back(self, wanted: int) -> None:
+        self.backed = max(self.backed, wanted)
+
     def set_usable(self, wanted: int) -> int:
         self.usable = max(self.used, min(wanted, self.blocks))
+        self.backed = min(self.backed, self.usable)
         return self.usable
 
 

@@ -89,6 +89,17 @@ def test_a_lying_claim_never_takes_the_headroom(scene: Scene) -> None:
     assert scene.blocks.usable == 20
 
 
+def test_memory_is_given_back_slice_by_slice_and_has_its_pages(scene: Scene) -> None:
+    """A page that is missing is brought by the engine's own step, while its users wait."""
+    lender = scene.start(slice_bytes=25)
+    scene.blocks = lender._parking = Blocks(TOTAL, usable=40, backed=40)
+    seen = []
+    while lender.handing_over or not seen:
+        lender.respect(force=lender.handing_over)
+        seen.append((scene.blocks.usable, scene.blocks.backed))
+    assert seen == [(65, 65), (90, 90), (100, 100)]
+
+
 def torn(page: Page) -> None:
     os.pwrite(page._fd, struct.pack("<I", 3), SECTION["rollout"])
 

@@ -32,6 +32,8 @@ class Quota(Protocol):
 
     def set_usable(self, wanted: int) -> int: ...
 
+    def back(self, wanted: int) -> None: ...
+
 
 class Border:
     def __init__(

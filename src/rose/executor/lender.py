@@ -35,8 +35,9 @@ class Lender:
         slice_bytes: int,
         owns: bool,
     ) -> None:
-        """`slice_bytes` are parked at a time: returning pages takes the lock, and serving must not
-        wait for it. `owns`: serving's half of the page is ours to write."""
+        """`slice_bytes` change hands at a time: returning pages takes the lock, and serving must
+        not wait for it; bringing them takes time, and serving gets what is there. `owns`: serving's
+        half of the page is ours to write."""
         self._page = page
         self._parking = parking
         self._headroom = headroom
@@ -46,7 +47,7 @@ class Lender:
         """Of the claim that the quota respects."""
         self.claimant: Writer | None = None
         self.handing_over = False
-        """There is more to park."""
+        """There is more to park, or to give back."""
         self.owns = owns
         self.killed = 0
         self._suspicion = Suspicion(PATIENCE)
@@ -92,11 +93,13 @@ class Lender:
         if in_force and parking.usable == wanted and not force:
             return False
         slice_end = max(wanted, parking.usable - self._slice)
+        slice_end = min(slice_end, parking.usable + self._slice)
+        parking.back(slice_end)
         with self._guard:
             reached = parking.set_usable(slice_end)
-        self.handing_over = reached == slice_end > wanted
-        if reached > wanted:
-            return False  # more to park, or requests hold it: not acknowledged, rollout waits
+        self.handing_over = reached == slice_end != wanted
+        if reached != wanted:
+            return False  # more to come, or requests hold it: not acknowledged, rollout waits
         self.claim, self.revision = claim, revision
         return True
 

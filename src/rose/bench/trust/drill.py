@@ -376,9 +376,7 @@ async def _rolling(drill: Drill) -> None:
         kill_tree(first)
         await asyncio.to_thread(first.wait)
         await asyncio.sleep(0.2)
-    await rig.until(
-        lambda: rig.page.lending(time.monotonic), "the second one is on the page", 20.0
-    )
+    await rig.until(lambda: rig.page.lending(time.monotonic), "the second one is on the page", 20.0)
     await rig.lend()
     await drill.take_back("after a rolling restart")
 

@@ -41,6 +41,8 @@ class Parking:
         self.blocks = self.usable = blocks
         self.used = 0
 
+    def back(self, wanted: int) -> None: ...
+
     def set_usable(self, wanted: int) -> int:
         wanted = max(0, min(wanted, self.blocks))
         self.usable = max(wanted, min(self.used, self.usable)) if wanted < self.usable else wanted

@@ -3,13 +3,15 @@
 vLLM allocates all KV as one `torch.zeros`, touching every page at boot. `LazyZeros` backs that call
 with an anonymous mapping instead: no physical memory until a block is written, and `release` gives
 the pages of parked blocks back (`madvise(DONTNEED)`, so RSS really falls). A released block reads
-as zeros when it is used again; vLLM never reads a block it has not written.
+as zeros when it is used again; vLLM never reads a block it has not written. `back` brings pages
+before their blocks are used: a page that is missing costs the engine's step a fault.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 PAGE = mmap.PAGESIZE
+POPULATE_WRITE = 23
+"""Linux's MADV_POPULATE_WRITE (5.14), which Python does not name."""
+_madvise = ctypes.CDLL(None).madvise
+"""Not Python's own, which keeps all other threads waiting until the kernel is done."""
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True)
@@ -36,18 +43,30 @@ class KvMemory:
         self.size = size
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.tensor = torch.frombuffer(self._map, dtype=torch.int8)
+        self._base: int = self.tensor.data_ptr()
         self.placements: list[Placement] = []
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give the physical pages of these blocks back; neighbours in use are left alone."""
+        for start, end in self._ranges(blocks):
+            start, end = _up(start), _down(end)
+            if end > start and _madvise(self._base + start, end - start, mmap.MADV_DONTNEED):
+                raise OSError(f"cannot give back {end - start} bytes of KV memory")
+
+    def back(self, blocks: Iterable[int]) -> None:
+        """Have the physical pages of these blocks now. Where the kernel cannot, they come when they
+        are touched."""
+        for start, end in self._ranges(blocks):
+            start, end = _down(start), min(_up(end), self.size)
+            _madvise(self._base + start, end - start, POPULATE_WRITE)
+
+    def _ranges(self, blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Where these blocks lie: one range for each layer and each run of blocks."""
         for first, last in runs(sorted(blocks)):
             for place in self.placements:
                 for layer in range(place.layers):
                     base = place.offset + layer * place.layer_stride
-                    start = _up(base + first * place.block_stride)
-                    end = _down(base + (last + 1) * place.block_stride)
-                    if end > start:
-                        self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+                    yield base + first * place.block_stride, base + (last + 1) * place.block_stride
 
 
 def runs(ordered: Sequence[int]) -> list[tuple[int, int]]:

@@ -33,6 +33,13 @@ class Parking:
     def usable_bytes(self) -> int:
         return self.usable * self.block_bytes
 
+    def back(self, wanted: int) -> None:
+        """Bring the pages of the blocks that `set_usable(wanted)` would give back; nobody else has
+        them, so this needs no lock."""
+        coming = wanted - self.usable
+        if kv.MEMORY is not None and coming > 0:
+            kv.MEMORY.back(block.block_id for block in self._parked[-coming:])
+
     def set_usable(self, wanted: int) -> int:
         """Park or give back until `wanted` blocks are usable; returns what could be reached."""
         wanted = max(0, min(wanted, self.blocks))

@@ -39,7 +39,7 @@ compat.check()
 
 WORST_PROMPT_QUANTILE = 0.99
 SLICE = 16 << 20
-"""Bytes parked at a time: returning pages takes the lock, and serving must not wait for it."""
+"""Bytes that change hands at a time; see `Lender`."""
 PULSE_S = FACTS_S / 4
 """How often facts are repeated, and the rollout engine looked at, when nothing happens."""
 QUEUED_S = 60.0
@@ -102,6 +102,7 @@ class ServingMixin:
             owns=owns,
         )
         self._lender.stand(time.monotonic())
+        parking.set_usable(0)  # so that what is given back has its pages before it is used
         for _ in range(1 + parking.blocks * parking.block_bytes // SLICE):
             self._lender.respect(force=True)
         self.device = device
