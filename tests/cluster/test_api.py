@@ -1,5 +1,6 @@
 """The node's HTTP API without engines: who may call it, and what it says when orders fail."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from starlette.testclient import TestClient
 from rose.cluster.api import application
 from rose.cluster.custody import Overtaken, TakenBack
 from rose.executor.facts import RolloutFacts, ServingFacts
-from rose.executor.page import Page
+from rose.executor.page import SECTION, Page
 
 ROUTES = [
     ("GET", "/health"),
@@ -97,6 +98,16 @@ def test_the_page_can_be_read_over_http(fake: FakeNode) -> None:
     answer = TestClient(application(fake)).get("/page")  # type: ignore[arg-type]
     assert answer.text.count("NaN") == answer.text.count("Infinity") == 0, "not JSON"
     assert answer.json()["rollout"]["granted"] == 7
+
+
+def test_metrics_say_that_serving_cannot_be_seen_when_its_half_cannot_be_read(
+    fake: FakeNode,
+) -> None:
+    """An alert on 0 never fires while there is no value."""
+    os.truncate(fake.page.path, SECTION["serving"])
+    text = TestClient(application(fake)).get("/metrics").text  # type: ignore[arg-type]
+    assert "rose_serving_seen 0.0" in text.splitlines()
+    assert "rose_serving_alive" not in text
 
 
 def test_metrics_say_what_is_on_the_page(fake: FakeNode) -> None:

@@ -15,7 +15,14 @@ from tests.executor.neighbours import Blocks, Clock, Table
 
 from rose.executor.admission import RULES
 from rose.executor.borrower import NODE_GRACE_S, Borrower, terms_of
-from rose.executor.facts import LeaseState, NodeOrders, RolloutFacts, ServingFacts
+from rose.executor.facts import (
+    LeaseState,
+    MemoryPolicy,
+    NodeOrders,
+    RolloutFacts,
+    Rule,
+    ServingFacts,
+)
 from rose.executor.memory import POLICIES, UNSEEN_S, MemoryTerms
 from rose.executor.page import SECTION, Page, PageError
 from rose.executor.processes import Writer
@@ -188,13 +195,21 @@ def test_what_was_taken_back_stays_so_when_the_orders_are_lost(scene: Scene) -> 
     assert (scene.borrower.state, scene.borrower.epoch) == (DORMANT, 6)
 
 
-def test_the_terms_are_the_orders(scene: Scene) -> None:
-    scene.orders(rule=1, preempt_us=2500, memory_policy=1, error_budget=0.25)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_terms_are_the_orders(scene: Scene, rule: str, policy: str) -> None:
+    numbers = {"rule": Rule[rule.upper()], "memory_policy": MemoryPolicy[policy.upper()]}
+    scene.orders(preempt_us=2500, error_budget=0.25, **numbers)
     scene.look()
     terms = scene.borrower.terms
-    assert (terms.rule, terms.preempt_s, terms.error_budget) == (list(RULES)[1], 0.0025, 0.25)
+    assert (terms.rule, terms.preempt_s, terms.error_budget) == (rule, 0.0025, 0.25)
     assert terms_of(NodeOrders()).preempt_s is None
-    assert scene.borrower._memory.policy == POLICIES[1]
+    assert scene.borrower._memory.policy == policy
+
+
+def test_every_number_of_an_order_is_a_rule_or_a_policy() -> None:
+    assert [rule.name.lower() for rule in Rule] == list(RULES)
+    assert [policy.name.lower() for policy in MemoryPolicy] == list(POLICIES)
 
 
 # ---- beside a serving engine that cannot be seen

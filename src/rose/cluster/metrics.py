@@ -36,9 +36,9 @@ class NodeCollector(Collector):
         yield _count("rose_rollout_killed", "Rollout engines killed to free memory.", node.kills)
         yield _gauge("rose_offered", "0 while taken back by its owner.", float(node.offered))
         yield _gauge("rose_kv_total_bytes", "KV memory of the device.", node.page.kv_total)
+        seen = node.page.lending(time.monotonic) is not None
+        yield _gauge("rose_serving_seen", "1 while serving's facts are good.", float(seen))
         if (serving := node.page.serving()) is not None:
-            seen = node.page.lending(time.monotonic) is not None
-            yield _gauge("rose_serving_seen", "1 while serving's facts are good.", float(seen))
             yield from _of_serving(serving.facts, node.page.processes.alive(serving.writer))
         if (rollout := node.page.rollout()) is not None:
             yield from _of_rollout(rollout.facts, node.page.processes.alive(rollout.writer))

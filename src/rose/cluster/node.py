@@ -32,9 +32,7 @@ from rose.cluster.engine import Engine, attached, free_port
 from rose.cluster.memo import Memo
 from rose.cluster.restarts import next_pause
 from rose.executor import priority
-from rose.executor.admission import RULES
-from rose.executor.facts import LeaseState, RolloutFacts
-from rose.executor.memory import POLICIES
+from rose.executor.facts import LeaseState, MemoryPolicy, RolloutFacts, Rule
 from rose.executor.page import Page, PageError, Reading
 from rose.executor.priority import Preemption
 from rose.executor.slo import Slo
@@ -384,9 +382,9 @@ class Node:
     def _sharing(self) -> Sharing:
         preempt = self.preemption.delay_s if self.preemption and self.preemptible else 0.0
         return Sharing(
-            rule=list(RULES).index(self.rule),
+            rule=Rule[self.rule.upper()],
             preempt_us=int(preempt * 1e6),
-            memory_policy=POLICIES.index(self.memory_policy),
+            memory_policy=MemoryPolicy[self.memory_policy.upper()],
             ttft_ms=self.slo.ttft_s * 1e3 if self.slo else 0.0,
             tpot_ms=self.slo.tpot_s * 1e3 if self.slo else 0.0,
             error_budget=self.error_budget,

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rose.executor import lifecycle, memory
-from rose.executor.admission import RULES, Terms
+from rose.executor.admission import Terms
 from rose.executor.border import Border, Quota
-from rose.executor.facts import LeaseState, NodeOrders
+from rose.executor.facts import LeaseState, MemoryPolicy, NodeOrders, Rule
 from rose.executor.page import Page
 
 NODE_GRACE_S = 3.0
@@ -61,7 +61,7 @@ class Borrower:
                 self._ordered_at = max(self._ordered_at, orders.written)
             self._ordered = LeaseState(orders.state) if orders.offered else LeaseState.DORMANT
             self.terms = terms_of(orders)
-            self._memory = replace(self._memory, policy=memory.POLICIES[orders.memory_policy])
+            self._memory = replace(self._memory, policy=MemoryPolicy(orders.memory_policy).name.lower())
         abandoned = now - self._ordered_at > NODE_GRACE_S
         if abandoned:
             with suppress(OSError):  # no node does it, and the next one must be able to start
@@ -102,5 +102,7 @@ class Borrower:
 def terms_of(orders: NodeOrders) -> Terms:
     delay = orders.preempt_us / 1e6
     return Terms(
-        list(RULES)[orders.rule], delay if orders.preempt_us else None, orders.error_budget
+        Rule(orders.rule).name.lower(),
+        delay if orders.preempt_us else None,
+        orders.error_budget,
     )

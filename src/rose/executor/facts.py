@@ -27,10 +27,6 @@ MAX_BYTES = 1 << 50
 """No device holds a pebibyte of KV; a larger number is a lie or garbage."""
 
 
-MAX_RULE, MAX_POLICY = 4, 1
-"""Admission rules and memory policies are numbered from 0."""
-
-
 class LeaseState(IntEnum):
     """Where a device's rollout engine is in its life. See `lifecycle`."""
 
@@ -38,6 +34,28 @@ class LeaseState(IntEnum):
     ACTIVATING = 1
     ACTIVE = 2
     DRAINING = 3
+
+
+class Rule(IntEnum):
+    """How a device lends its compute. See `admission.RULES`."""
+
+    ROSE = 0
+    IDLE_GATE = 1
+    PAPER_SLACK = 2
+    SHARE_ALL = 3
+    STATIC_SPLIT = 4
+
+
+class MemoryPolicy(IntEnum):
+    """How rollout's memory gives way to serving's need. See `memory`."""
+
+    TRIM = 0
+    AIMD = 1
+    HALVE_AND_FREEZE = 2
+
+
+ENUMS: tuple[type[IntEnum], ...] = (LeaseState, Rule, MemoryPolicy)
+"""Whose numbers stand on the page."""
 
 
 class ServingFacts(msgspec.Struct, frozen=True):
@@ -214,12 +232,10 @@ class NodeOrders(msgspec.Struct, frozen=True):
     """0: the device's owner has taken it back, and whatever else is said here is void."""
     state: int = LeaseState.DORMANT
     """The state to reach: DORMANT, ACTIVE, or DRAINING (finish what runs, take nothing new)."""
-    rule: int = 0
-    """Position of the admission rule in `admission.RULES`."""
+    rule: int = Rule.ROSE
     preempt_us: int = 0
     """Measured delay of sub-step preemption; 0 when the device has none."""
-    memory_policy: int = 0
-    """Position of the memory policy in `memory.POLICIES`."""
+    memory_policy: int = MemoryPolicy.TRIM
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
     """Serving's promises, if they changed since its engine started; 0 when not."""
@@ -229,8 +245,8 @@ class NodeOrders(msgspec.Struct, frozen=True):
     def implausible(self) -> str | None:
         return _absurd(self) or _first(
             (self.state > max(LeaseState), "an unknown state"),
-            (self.rule > MAX_RULE, "an unknown rule"),
-            (self.memory_policy > MAX_POLICY, "an unknown memory policy"),
+            (self.rule > max(Rule), "an unknown rule"),
+            (self.memory_policy > max(MemoryPolicy), "an unknown memory policy"),
             (self.error_budget > 1, "an error budget of more than all requests"),
         )
 

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
+from rose.executor.facts import MemoryPolicy
+
 WATERMARK = 0.5
 """Share of the headroom serving may use up before rollout is cut: reacts before it is needed."""
 CALM_S = 1.0
@@ -38,7 +40,7 @@ UNSEEN_S = 1.0
 """Two facts periods: a thread that comes late on a busy host costs no turns."""
 SURPLUS_SHARE = 1 / 8
 """Share of the device beyond its use that rollout gives back: less is not worth a hand-over."""
-POLICIES = ("trim", "aimd", "halve_and_freeze")
+POLICIES = tuple(policy.name.lower() for policy in MemoryPolicy)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from rose.executor import futex
-from rose.executor.facts import FACTS_S, NodeOrders, RolloutFacts, ServingFacts
+from rose.executor.facts import ENUMS, FACTS_S, NodeOrders, RolloutFacts, ServingFacts
 from rose.executor.processes import Kernel, Processes, Writer, is_alive, process_start
 
 MAGIC = b"ROSEPAGE"
@@ -115,8 +115,11 @@ _CODECS = {
     "rollout": _Codec(RolloutFacts),
     "node": _Codec(NodeOrders),
 }
-LAYOUT = VERSION << 24 | zlib.crc32(repr([c.shape for c in _CODECS.values()]).encode()) & 0xFFFFFF
-"""Version and a fingerprint of all fields: engines of different builds never misread each other."""
+_NUMBERS = [[(member.name, int(member)) for member in kind] for kind in ENUMS]
+_FINGERPRINT = zlib.crc32(repr((_NUMBERS, [codec.shape for codec in _CODECS.values()])).encode())
+LAYOUT = VERSION << 24 | _FINGERPRINT & 0xFFFFFF
+"""Version and a fingerprint of all fields and numbers: engines of different builds never misread
+each other."""
 
 
 def _header(kv_total: int, device: str) -> bytes:
