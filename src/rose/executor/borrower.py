@@ -61,7 +61,8 @@ class Borrower:
                 self._ordered_at = max(self._ordered_at, orders.written)
             self._ordered = LeaseState(orders.state) if orders.offered else LeaseState.DORMANT
             self.terms = terms_of(orders)
-            self._memory = replace(self._memory, policy=MemoryPolicy(orders.memory_policy).name.lower())
+            policy = MemoryPolicy(orders.memory_policy).name.lower()
+            self._memory = replace(self._memory, policy=policy)
         abandoned = now - self._ordered_at > NODE_GRACE_S
         if abandoned:
             with suppress(OSError):  # no node does it, and the next one must be able to start

@@ -22,7 +22,9 @@ PAGE = mmap.PAGESIZE
 POPULATE_WRITE = 23
 """Linux's MADV_POPULATE_WRITE (5.14), which Python does not name."""
 _madvise = ctypes.CDLL(None).madvise
-"""Not Python's own, which keeps all other threads waiting until the kernel is done."""
+"""For bringing pages, which takes long: Python's own keeps its lock meanwhile. Giving them back is
+quick and keeps the engine's thread out of the block pool; to wait for Python's lock after every
+call would keep it out for longer."""
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
@@ -50,8 +52,8 @@ class KvMemory:
         """Give the physical pages of these blocks back; neighbours in use are left alone."""
         for start, end in self._ranges(blocks):
             start, end = _up(start), _down(end)
-            if end > start and _madvise(self._base + start, end - start, mmap.MADV_DONTNEED):
-                raise OSError(f"cannot give back {end - start} bytes of KV memory")
+            if end > start:
+                self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def back(self, blocks: Iterable[int]) -> None:
         """Have the physical pages of these blocks now. Where the kernel cannot, they come when they
