@@ -30,6 +30,7 @@ from rose.executor.vllm.rollout import RECLAIMED, RolloutScheduler
 from rose.executor.vllm.serving import PULSE_S, ServingScheduler
 
 KV = 8 << 20
+PATIENCE_S = 60.0
 OUTPUT = 48
 SIZES = (5, 17, 33, 64, 100, 150, 260, 700)
 """Prompt lengths: within a block, at a block's border, over several, over a prefill chunk."""
@@ -274,30 +275,34 @@ def forgets(path: Path) -> Any:
         additional_config=rose(path, "tiny-a", ttft_ms=500, tpot_ms=100),
     )
 
-    def again() -> dict[str, int]:
-        """Serve the same prompt; tell what was known of it, and what is kept by then."""
+    def again() -> int:
+        """Serve the same prompt; how many of its tokens were known."""
         (output,) = llm.generate(
             [{"prompt_token_ids": prompts(0)[SIZES.index(260)]}],
             SamplingParams(temperature=0, max_tokens=2, ignore_eos=True),
             use_tqdm=False,
         )
-        return {"cached": output.num_cached_tokens or 0, "warm": settled()}
+        return output.num_cached_tokens or 0
 
-    def settled() -> int:
-        """Serving's second thread publishes within a pulse of what happened."""
-        time.sleep(3 * PULSE_S)
-        reading = page.serving()
-        assert reading is not None
-        return reading.facts.kv_warm
+    def keeps(warm: bool) -> bool:
+        """Serving's second thread says so within a pulse, if it has a core."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (reading := page.serving()) is None or bool(reading.facts.kv_warm) != warm:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(PULSE_S)
+        return True
 
-    found: dict[str, Any] = {"before": [again(), again()]}
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    scheduler.device.guard.enter()
-    usable = scheduler.device.parking.set_usable(40)
-    scheduler.device.guard.leave()
+    found: dict[str, Any] = {"before": [again(), again()], "kept": keeps(warm=True)}
+    device = llm.llm_engine.engine_core.engine_core.scheduler.device
+    device.guard.enter()
+    device.parking.set_usable(40)
+    parked = [block.block_id for block in device.parking._parked]
     found["reset"] = llm.reset_prefix_cache()
-    found["warm"] = settled()
-    found["parked_as_before"] = scheduler.device.parking.usable == usable
+    found["parked_as_before"] = parked == [block.block_id for block in device.parking._parked]
+    found["parked"] = len(parked)
+    device.guard.leave()
+    found["forgotten"] = keeps(warm=False)
     found["after"] = again()
     path.unlink()
     return found

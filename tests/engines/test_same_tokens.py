@@ -52,11 +52,11 @@ def test_a_turn_begins_only_if_those_that_run_can_grow(stock: Any) -> None:
 
 def test_serving_forgets_prefixes_that_are_reset(stock: Any) -> None:
     found = stock.result("forgets")
-    assert [turn["cached"] for turn in found["before"]] == [0, 256]
-    assert found["before"][1]["warm"] > 0
-    assert found["reset"] and found["parked_as_before"]
-    assert found["warm"] == 0
-    assert found["after"]["cached"] == 0
+    assert found["before"] == [0, 256]
+    assert found["kept"]
+    assert found["reset"] and found["parked"] and found["parked_as_before"]
+    assert found["forgotten"]
+    assert found["after"] == 0
 
 
 def test_a_revocation_does_not_wait_at_the_gate(stock: Any) -> None:

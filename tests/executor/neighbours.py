@@ -42,8 +42,9 @@ class Blocks:
     def usable_bytes(self) -> int:
         return self.usable * self.block_bytes
 
-    def back(self, wanted: int) -> None:
-        self.backed = max(self.backed, wanted)
+    def bring(self, blocks: int) -> bool:
+        self.backed = min(self.backed + blocks, self.usable)
+        return self.backed < self.usable
 
     def set_usable(self, wanted: int) -> int:
         self.usable = max(self.used, min(wanted, self.blocks))

@@ -89,15 +89,17 @@ def test_a_lying_claim_never_takes_the_headroom(scene: Scene) -> None:
     assert scene.blocks.usable == 20
 
 
-def test_memory_is_given_back_slice_by_slice_and_has_its_pages(scene: Scene) -> None:
+def test_memory_is_given_back_at_once_and_its_pages_are_brought_slice_by_slice(
+    scene: Scene,
+) -> None:
     """A page that is missing is brought by the engine's own step, while its users wait."""
+    scene.blocks.usable = scene.blocks.backed = 40
     lender = scene.start(slice_bytes=25)
-    scene.blocks = lender._parking = Blocks(TOTAL, usable=40, backed=40)
     seen = []
-    while lender.handing_over or not seen:
-        lender.respect(force=lender.handing_over)
+    while lender.bringing or not seen:
+        lender.look(lambda: 1000.0, lambda _: None, lambda _: None)
         seen.append((scene.blocks.usable, scene.blocks.backed))
-    assert seen == [(65, 65), (90, 90), (100, 100)]
+    assert seen == [(100, 65), (100, 90), (100, 100)]
 
 
 def torn(page: Page) -> None:

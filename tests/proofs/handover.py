@@ -61,8 +61,6 @@ class Parking:
         self.usable, self.used, self.blocks = usable, used, blocks
         self.effects: list[Effect] = []
 
-    def back(self, wanted: Any) -> None: ...
-
     def set_usable(self, wanted: Any) -> Any:
         before, wanted = self.usable, max(0, min(wanted, self.blocks))
         self.usable = max(wanted, self.used) if wanted < before else wanted

@@ -56,12 +56,6 @@ def _agreed(rule: Callable[..., Any]) -> z3.ExprRef:
     return value(lambda: rule(*map(Number, _agreement), Number(total)))
 
 
-def towards(before: Any, after: Any, goal: Any) -> z3.BoolRef:
-    """Some or all of the way; memory changes hands in slices."""
-    lower = z3.And(goal <= after, after <= before)
-    return z3.Or(lower, z3.And(before <= after, after <= goal))
-
-
 class State(NamedTuple):
     lives: Any
     """There is a rollout engine."""
@@ -199,7 +193,8 @@ def _as_second(s: State, one: Engine) -> State:
 def _moves_of_serving(s: State, one: Engine) -> Iterator[tuple[str, z3.BoolRef, Engine]]:
     x = z3.Int("x")
     most = quota_beside(one.read_claim)
-    yield "moves", towards(one.quota, x, most), one._replace(quota=x)
+    may_move = z3.And(x >= most, z3.Or(x == most, x <= one.quota))
+    yield "moves", may_move, one._replace(quota=x)
     yield "acks", one.quota == most, one._replace(acked=one.read_revision)
     # Also of one that is dead, while the kernel cannot say so.
     yield "reads", _YES, one._replace(read_claim=s.claim, read_revision=s.revision)

@@ -32,8 +32,6 @@ class Quota(Protocol):
 
     def set_usable(self, wanted: int) -> int: ...
 
-    def back(self, wanted: int) -> None: ...
-
 
 class Border:
     def __init__(

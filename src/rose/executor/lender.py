@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 from rose.executor.border import Quota
 from rose.executor.memory import serving_quota
@@ -20,6 +21,15 @@ from rose.executor.suspicion import Suspicion
 
 logger = logging.getLogger("vllm.rose")
 
+
+class LentQuota(Quota, Protocol):
+    """Serving's: it comes and goes, and its memory with it."""
+
+    def bring(self, blocks: int) -> bool:
+        """Have the pages of so many blocks that were given back, before they are used; True when
+        there are more. Serving's steps would pay for each that is missing."""
+
+
 PATIENCE = 1.2
 """Of the node's: where there is one, it is first."""
 
@@ -28,16 +38,16 @@ class Lender:
     def __init__(
         self,
         page: Page,
-        parking: Quota,
+        parking: LentQuota,
         headroom: float,
         guard: AbstractContextManager[object],
         *,
         slice_bytes: int,
         owns: bool,
     ) -> None:
-        """`slice_bytes` change hands at a time: returning pages takes the lock, and serving must
-        not wait for it; bringing them takes time, and serving gets what is there. `owns`: serving's
-        half of the page is ours to write."""
+        """`slice_bytes` are parked at a time: returning pages takes the lock, and serving must not
+        wait for it. As many are brought at a time. `owns`: serving's half of the page is ours to
+        write."""
         self._page = page
         self._parking = parking
         self._headroom = headroom
@@ -46,8 +56,8 @@ class Lender:
         self.claim = self.revision = 0
         """Of the claim that the quota respects."""
         self.claimant: Writer | None = None
-        self.handing_over = False
-        """There is more to park, or to give back."""
+        self.handing_over = self.bringing = False
+        """There is more to park, or there are more pages to bring."""
         self.owns = owns
         self.killed = 0
         self._suspicion = Suspicion(PATIENCE)
@@ -71,6 +81,7 @@ class Lender:
                 logger.error("rose: the page was damaged")
             self.defend(now, said)
             publish(news)
+        self.bringing = self._parking.bring(self._slice)
 
     def respect(self, *, force: bool = False) -> bool:
         """Keep the quota at what the rollout engine's claim leaves; True when a new claim is."""
@@ -93,13 +104,11 @@ class Lender:
         if in_force and parking.usable == wanted and not force:
             return False
         slice_end = max(wanted, parking.usable - self._slice)
-        slice_end = min(slice_end, parking.usable + self._slice)
-        parking.back(slice_end)
         with self._guard:
             reached = parking.set_usable(slice_end)
-        self.handing_over = reached == slice_end != wanted
-        if reached != wanted:
-            return False  # more to come, or requests hold it: not acknowledged, rollout waits
+        self.handing_over = reached == slice_end > wanted
+        if reached > wanted:
+            return False  # more to park, or requests hold it: not acknowledged, rollout waits
         self.claim, self.revision = claim, revision
         return True
 

@@ -41,7 +41,8 @@ class Parking:
         self.blocks = self.usable = blocks
         self.used = 0
 
-    def back(self, wanted: int) -> None: ...
+    def bring(self, blocks: int) -> bool:
+        return False
 
     def set_usable(self, wanted: int) -> int:
         wanted = max(0, min(wanted, self.blocks))

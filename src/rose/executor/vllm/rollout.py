@@ -123,12 +123,9 @@ class RolloutScheduler(Scheduler):
         return ended
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        parking = self.device.parking
         self.device.guard.enter()
-        usable = parking.usable
-        parking.set_usable(parking.blocks)
-        done = bool(super().reset_prefix_cache(*args, **kwargs))
-        parking.set_usable(usable)
+        with self.device.parking.lifted():
+            done = bool(super().reset_prefix_cache(*args, **kwargs))
         self.device.guard.leave()
         if done:
             self.aside.post((self._book.empty, ()))

@@ -102,7 +102,7 @@ class ServingMixin:
             owns=owns,
         )
         self._lender.stand(time.monotonic())
-        parking.set_usable(0)  # so that what is given back has its pages before it is used
+        parking.set_usable(0)  # what is given back then is brought
         for _ in range(1 + parking.blocks * parking.block_bytes // SLICE):
             self._lender.respect(force=True)
         self.device = device
@@ -160,10 +160,8 @@ class ServingMixin:
         if (device := self.device) is None:
             return bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
         device.guard.enter()
-        usable = device.parking.usable
-        device.parking.set_usable(device.parking.blocks)
-        done = bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
-        device.parking.set_usable(usable)
+        with device.parking.lifted():
+            done = bool(super().reset_prefix_cache(*args, **kwargs))  # type: ignore[misc]
         device.guard.leave()
         if done:
             self.aside.post((self._book.empty, ()))
@@ -212,7 +210,7 @@ class ServingMixin:
         """
         lender = self._lender
         lender.look(time.monotonic, self._publish, self._say_killed)
-        return 0.0 if lender.handing_over else PULSE_S
+        return 0.0 if lender.handing_over or lender.bringing else PULSE_S
 
     def _publish(self, news: bool) -> None:
         """Everything that serving has to say. `news`: the rollout engine waits for it."""
