@@ -23,7 +23,7 @@ from rose.executor.aside import Aside
 from rose.executor.bounds import LatencyBound, Queue, bounds
 from rose.executor.facts import FACTS_S, ServingFacts
 from rose.executor.latency import Step
-from rose.executor.lender import Lender
+from rose.executor.lender import BRING_S, Lender
 from rose.executor.lives import Lives
 from rose.executor.memory import low_water
 from rose.executor.page import Page, PageError
@@ -39,7 +39,7 @@ compat.check()
 
 WORST_PROMPT_QUANTILE = 0.99
 SLICE = 16 << 20
-"""Bytes that change hands at a time; see `Lender`."""
+"""Bytes parked at a time; see `Lender`."""
 PULSE_S = FACTS_S / 4
 """How often facts are repeated, and the rollout engine looked at, when nothing happens."""
 QUEUED_S = 60.0
@@ -210,7 +210,9 @@ class ServingMixin:
         """
         lender = self._lender
         lender.look(time.monotonic, self._publish, self._say_killed)
-        return 0.0 if lender.handing_over or lender.bringing else PULSE_S
+        if lender.handing_over:
+            return 0.0
+        return BRING_S if lender.bringing else PULSE_S
 
     def _publish(self, news: bool) -> None:
         """Everything that serving has to say. `news`: the rollout engine waits for it."""
