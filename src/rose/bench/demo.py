@@ -161,8 +161,8 @@ async def show(out: Path, console: Console) -> bool:
             slo = arena.promise(static.samples)
             view.title = "2 of 2: the same again, and the serving device lends its idle time"
             rose = await arena.run(MODES["rose"], TRAINING, traffic, 7, view.watch)
-            await arena.node.activate()
-            taken_back = await arena.node.revoke()
+            await arena.node.lend()
+            taken_back = await arena.node.take_back()
     outcome = Outcome(slo, static, rose, taken_back)
     kept = _verdict(outcome.facts, console)
     (out / "demo.json").write_text(json.dumps(outcome.facts, indent=2) + "\n")
